@@ -1,5 +1,5 @@
 /* sample.c: from logits to one id. Works on a list of candidates kept in one scratch array; a full sort of the
- * vocabulary happens only where a cut needs more candidates than the first selection holds. */
+ * vocabulary happens only where a cut needs more candidates than the first selection holds. Nothing allocates. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,10 +52,11 @@ static bool before(struct candidate a, struct candidate b)
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-static int compare(const void *a, const void *b)
+static void swap(struct candidate *a, struct candidate *b)
 {
-    struct candidate x = *(const struct candidate *)a, y = *(const struct candidate *)b;
-    return before(x, y) ? -1 : before(y, x) ? 1 : 0;
+    struct candidate t = *a;
+    *a = *b;
+    *b = t;
 }
 
 static void sift_down(struct candidate *heap, int n, int at)
@@ -63,29 +64,36 @@ static void sift_down(struct candidate *heap, int n, int at)
     for (int child; (child = 2 * at + 1) < n; at = child) {
         if (child + 1 < n && before(heap[child], heap[child + 1])) child++; /* the worst of the kept is on top */
         if (!before(heap[at], heap[child])) return;
-        struct candidate t = heap[at];
-        heap[at] = heap[child];
-        heap[child] = t;
+        swap(&heap[at], &heap[child]);
     }
 }
 
-/* The k best of logits[n], sorted, into out; returns how many there are. Logits of -inf are no candidates. */
+/* The k best of logits[n], sorted, into out; returns how many there are. Logits of -inf and NaN are no candidates.
+ * A heap with the worst of the kept on top, then a heap sort of it: in place, where qsort may allocate. */
 static int select_best(const float *logits, int n, int k, struct candidate *out)
 {
     int have = 0;
-    for (int i = 0; i < n; i++) {
+    bool heap = false;
+    for (int i = 0; i < n && k > 0; i++) {
         struct candidate c = {logits[i], i};
         if (!(c.logit > -INFINITY)) continue;
         if (have < k) {
             out[have++] = c;
-            if (have == k && k < n)
-                for (int j = k / 2 - 1; j >= 0; j--) sift_down(out, k, j);
-        } else if (before(c, out[0])) {
+            continue;
+        }
+        if (!heap)
+            for (int j = k / 2 - 1; j >= 0; j--) sift_down(out, k, j);
+        heap = true;
+        if (before(c, out[0])) {
             out[0] = c;
             sift_down(out, k, 0);
         }
     }
-    qsort(out, (size_t)have, sizeof *out, compare);
+    for (int j = have / 2 - 1; j >= 0 && !heap; j--) sift_down(out, have, j);
+    for (int last = have - 1; last > 0; last--) {
+        swap(&out[0], &out[last]);
+        sift_down(out, last, 0);
+    }
     return have;
 }
 
