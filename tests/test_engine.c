@@ -258,7 +258,7 @@ static void a_continuation_is_the_one_it_would_have_been(void **state)
 static void a_step_allocates_nothing(void **state)
 {
     struct engine *en = engine_of((struct engine_opts){.backend.threads = 2, .max_seqs = 4});
-    struct answer answers[4] = {0};
+    static struct answer answers[4];
     uint64_t ids[4];
     struct err e;
     struct event ev;
@@ -281,7 +281,8 @@ static void a_step_allocates_nothing(void **state)
 static void requests_end(void **state)
 {
     struct engine *en = engine_of((struct engine_opts){.backend.threads = 1, .ctx = 96, .max_seqs = 2});
-    struct answer a = {0}, b[3] = {{0}};
+    static struct answer b[3];
+    struct answer a = {0};
     struct err e;
     (void)state;
 

@@ -101,11 +101,7 @@ int mem_new_aligned(void *out_ptr, size_t bytes, struct err *e)
     return OK;
 }
 
-void mem_free_aligned(void *p, size_t bytes)
-{
-    (void)bytes;
-    free(p);
-}
+void mem_free_aligned(void *p) { free(p); }
 
 struct arena_block {
     struct arena_block *next;

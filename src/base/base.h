@@ -73,7 +73,7 @@ static inline size_t size_round_up(size_t n, size_t to) { return (n + to - 1) / 
 int mem_new(void *out_ptr, size_t bytes, struct err *e) MUST_CHECK;
 /* Memory aligned to 64 bytes (2 MiB and huge pages asked for from 4 MiB up), not zeroed. Freed with mem_free_aligned. */
 int mem_new_aligned(void *out_ptr, size_t bytes, struct err *e) MUST_CHECK;
-void mem_free_aligned(void *p, size_t bytes);
+void mem_free_aligned(void *p);
 
 /* An arena: allocations of one lifetime, freed in one call. All-zero is a valid empty arena. */
 struct arena {

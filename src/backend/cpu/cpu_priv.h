@@ -7,9 +7,10 @@
  *   F32, F16, BF16, F8   [k 32][lane 16] elements; F8: a float scale a lane for each run of columns with one scale
  *   nibble types         [s 4][lane 16][j 4] bytes: low nibble k = 4 s + j, high nibble k = 16 + 4 s + j
  *   byte type (Q8_0)     [s 8][lane 16][j 4] int8: k = 4 s + j
- *   scales before them   Q4_0: d f16[16]; Q4_1, Q5_1: d, m f16[16]; Q5_*: fifth bits u32[16], bit k of lane;
- *                        MXFP4: e8m0[16]; NVFP4: e4m3 [2][16] (columns 0-15, 16-31), and a float scale a lane a panel;
- *                        K-quants: per 256 columns d (dmin) f16[16], then per tile sc, mn u8[16] (Q6_K: int8 [2][16])
+ *   scales before them   Q4_0, Q5_0, Q8_0: d f16[16]; Q4_1, Q5_1: d, m f16[16]; MXFP4: e8m0[16]; NVFP4: e4m3 [2][16]
+ *                        (columns 0-15, 16-31), and a float scale a lane a panel; K-quants: per 8 tiles d (dmin) f16[16],
+ *                        then per tile sc, mn u8[16] (Q6_K: int8 [2][16])
+ *   then high bits       Q5_*: [lane 16][j 4] bytes, bit s for k = 4 s + j; Q6_K: two such, 2 bits at 2 (s % 4) for s / 4
  * so every format keeps its stored precision and its size (within 3 %). cpu_pack.c is the one place that knows these. */
 #ifndef HEARTH_CPU_PRIV_H
 #define HEARTH_CPU_PRIV_H
@@ -28,7 +29,9 @@ int cpu_pool_threads(const struct cpu_pool *p);
 /* Runs job on every thread (the caller is thread 0) and returns when all are done. Workers spin briefly after a job, then
  * sleep: an idle engine uses no time. */
 void cpu_pool_run(struct cpu_pool *p, cpu_job *job, void *arg);
-/* Takes the next item of a shared counter, for work in tiles: -1 when all n are taken. Reset by each cpu_pool_run. */
+/* The same on the calling thread alone, for jobs smaller than a wake-up. */
+void cpu_pool_run_alone(struct cpu_pool *p, cpu_job *job, void *arg);
+/* Takes the next item of a shared counter, for work in tiles: -1 when all n are taken. Reset by each run. */
 int64_t cpu_pool_take(struct cpu_pool *p, int64_t n);
 
 /* ------------------------------------------------------------------------------------------------ packed weights (cpu_pack.c) */
@@ -38,7 +41,7 @@ struct cpu_part {
     int64_t rows, cols;
     int64_t panels, tiles;   /* ceil(rows / PANEL), ceil(cols / TILE) */
     uint8_t *data;           /* panel p at data + p * panel_bytes, 64-byte aligned */
-    size_t panel_bytes;
+    size_t panel_bytes, group_head, tile_bytes; /* K-quants: group_head bytes stand before every 8 tiles */
     float *scale;            /* F8: [panels][scale_runs][PANEL]; NVFP4: [panels][1][PANEL]; else NULL */
     int64_t scale_runs;
     int32_t scale_tiles, scale_tile0; /* run of tile t = (t + scale_tile0) / scale_tiles */
@@ -58,6 +61,8 @@ size_t cpu_pack_bytes(const struct dmat *parts, int n_parts);
 int cpu_pack(struct cpu_pool *pool, struct bweight **out, const struct dmat *parts, int n_parts, const float *bias,
              struct err *e) MUST_CHECK;
 void cpu_pack_free(struct bweight *w);
+/* The 32 columns of one lane of a tile, decoded exactly as dmat_row does. */
+void cpu_tile_lane(const struct cpu_part *p, int64_t panel, int64_t tile, int lane, float out[TILE]);
 /* out[0..cols) = row r of the part, exactly (embedding lookups, tests). */
 void cpu_part_row(const struct cpu_part *p, int64_t r, float *out);
 
@@ -76,6 +81,28 @@ struct cpu_acts {
     float *d, *s;
 };
 
+/* Where a product goes: out[(m - m0) * stride + r - row0] = sum + bias[r] + residual[like out]; bias and residual may be
+ * NULL, residual may be out. */
+struct cpu_out {
+    float *out;
+    size_t stride;
+    const float *bias, *residual;
+    size_t row0, m0;
+};
+
+static inline void cpu_store(const struct cpu_out *o, size_t m, size_t r0, const float *sum, size_t n)
+{
+    for (size_t r = 0; r < n; r++) {
+        size_t at = (m - o->m0) * o->stride + r0 + r - o->row0;
+        float v = sum[r];
+        if (o->bias) v += o->bias[r0 + r];
+        if (o->residual) v += o->residual[at];
+        o->out[at] = v;
+    }
+}
+
+enum { ATTEND_GROUP = 8 }; /* query heads that read a page of keys and values together */
+
 /* One CPU level: plain C first; each better level replaces what it does better. */
 struct cpu_level {
     const char *name;
@@ -83,25 +110,89 @@ struct cpu_level {
     bool (*quantised)(enum dtype type);
     /* Fills q, d, s of row m from x. */
     void (*quantise)(const struct cpu_acts *a, int m);
-    /* out[m * out_stride + r] = W[r] . x[m] for m in [0, M) and the rows r of panels [p0, p1) (r < part->rows).
-     * Each element is summed over its tiles in ascending order in one accumulator, whatever M is. */
-    void (*product)(const struct cpu_part *p, int64_t p0, int64_t p1, const struct cpu_acts *a, float *out,
-                    size_t out_stride);
-    /* dst[0..n) = src * scale (n floats): rms_norm's pieces and others that ops need vectorised */
-    float (*sum_squares)(const float *x, int64_t n);
-    void (*scale_mul)(float *dst, const float *x, const float *w, float scale, int64_t n); /* dst = x * scale * w */
-    void (*silu_mul)(float *dst, const float *gate, const float *up, int64_t n);           /* gate*sigmoid(gate)*up */
-    /* One query head against one page of keys: scores[j] = scale * q . k_j, j < n; keys are f16 [KV_PAGE][Dh]. */
-    void (*score_page)(float *scores, const float *q, const uint16_t *k, int n, int Dh, float scale);
-    /* acc[Dh] = acc * keep + sum_j p[j] * v_j; values are f16 [KV_PAGE][Dh]. */
-    void (*value_page)(float *acc, float keep, const float *p, const uint16_t *v, int n, int Dh);
-    void (*f32_to_f16)(uint16_t *dst, const float *src, int64_t n);
+    /* W[r] . x[m] for m in [first, last) and the rows r of panels [p0, p1), stored by `out` (indices as in the part).
+     * Each element is summed over its tiles in ascending order in one accumulator, whatever the number of rows. */
+    void (*product)(const struct cpu_part *p, int64_t p0, int64_t p1, const struct cpu_acts *a, int first, int last,
+                    const struct cpu_out *out);
+    /* dst[0..n) = x / sqrt(mean(x^2) + eps) * w; w == NULL: x as it is */
+    void (*rms_norm)(float *dst, const float *x, const float *w, float eps, int64_t n);
+    /* dst[0..n) = gate * sigmoid(gate) * up, or with limit > 0 min(gate, limit) * sigmoid(1.702 of it) *
+     * (clamp(up, -limit, limit) + 1). dst may be gate. */
+    void (*gate)(float *dst, const float *gate, const float *up, float limit, int64_t n);
+    /* acc[0..n) += w * y[0..n) */
+    void (*add_scaled)(float *acc, const float *y, float w, int64_t n);
+    /* scores[h][j] = scale * q[h] . k_j for n_heads <= ATTEND_GROUP heads of one KV head (q[h] at q + h * Dh), all
+     * KV_PAGE keys of a page; keys are f16 [Dh][KV_PAGE], so that lanes hold keys. */
+    void (*score)(float (*scores)[KV_PAGE], const float *q, int n_heads, const uint16_t *k, int Dh, float scale);
+    /* p[0..KV_PAGE) = exp(p - max) in [from, to), 0 outside; returns their sum */
+    float (*softmax)(float *p, int from, int to, float max);
+    /* acc[h][Dh] = acc[h] * keep[h] + sum over j in [from, to), ascending, of p[h][j] * v_j; values are f16 [KV_PAGE][Dh] */
+    void (*mix)(float *acc, int n_heads, const float *keep, float (*p)[KV_PAGE], const uint16_t *v, int from, int to, int Dh);
+    void (*to_f16)(uint16_t *dst, const float *src, int64_t n);
 };
 
-/* Each fills the table it is given; a level that this build or machine lacks returns false and leaves it. */
+/* The levels; those of other architectures are not built. */
 void cpu_level_c(struct cpu_level *l);
-bool cpu_level_avx2(struct cpu_level *l);
-bool cpu_level_avx512(struct cpu_level *l);
-bool cpu_level_neon(struct cpu_level *l);
+void cpu_level_avx2(struct cpu_level *l);
+void cpu_level_avx512(struct cpu_level *l);
+void cpu_level_neon(struct cpu_level *l);
+/* The best level this machine has, at most `limit` (NULL: no limit). */
+int cpu_level_choose(struct cpu_level *l, const char *limit, struct err *e) MUST_CHECK;
+
+/* ------------------------------------------------------------------------------------------------ the device (cpu.c) */
+
+struct cpu {
+    struct backend base;
+    struct cpu_pool *pool;
+    struct cpu_level level;
+    struct err err; /* the first failure; err.code == 0: none */
+
+    /* The step's batch, copied: of each row its id, its sequence and its position. */
+    int T, n_seqs, max_pages;
+    int32_t *ids, *row_seq, *row_pos, *pages;
+    size_t ids_cap, seq_cap, pos_cap, pages_cap;
+    float *rope; /* [T][Dh / 2][2] cos and sin of the step's positions, made by the step's first rope_kv */
+    size_t rope_cap;
+    bool rope_ready;
+
+    /* Scratch, grown when a larger step comes, never inside a step of known size. */
+    struct cpu_acts acts, acts2;
+    size_t acts_cap[4], acts2_cap[4];
+    float *tmp; /* [threads][...] */
+    size_t tmp_cap;
+    struct cpu_moe_scratch *moe;
+};
+
+/* *buf (of *cap bytes) has at least `bytes` bytes afterwards; content is lost when it grows. False, with cpu->err set,
+ * if memory is out. */
+bool cpu_grow(struct cpu *c, void *buf_ptr, size_t *cap, size_t bytes);
+/* acts = rms_norm(x[M, K]; norm) padded, quantised if `quant`. */
+bool cpu_prepare(struct cpu *c, struct cpu_acts *acts, size_t cap[4], const float *x, int M, int64_t K, const float *norm, float eps,
+                 bool quant);
+bool cpu_wants_quant(const struct cpu *c, const struct bweight *w);
+
+/* Rows [first, last) of acts belong to one weight: an expert's tokens, or all rows. */
+struct cpu_group {
+    const struct bweight *w;
+    int first, last;
+};
+/* out[m, N] = w x + bias + residual for every group; all weights have one shape. */
+void cpu_grouped_linear(struct cpu *c, const struct cpu_group *groups, int n, const struct cpu_acts *a, float *out,
+                        const float *residual);
+/* out[m, F] = act(gate, up) for every group. */
+void cpu_grouped_gate(struct cpu *c, const struct cpu_group *groups, int n, const struct cpu_acts *a, float *out, float limit);
+
+/* cpu_attend.c, cpu_moe.c */
+struct bkv {
+    int n_layers, n_pages, Hk, Dh;
+    uint16_t *k, *v; /* [layer][page][Hk] of [Dh][KV_PAGE] and of [KV_PAGE][Dh] */
+};
+int cpu_kv_new(struct backend *be, struct bkv **out, int n_layers, int n_pages, int Hk, int Dh, struct err *e);
+void cpu_kv_free(struct backend *be, struct bkv *kv);
+size_t cpu_kv_page_bytes(const struct backend *be, int n_layers, int Hk, int Dh);
+void cpu_rope_kv(struct backend *be, const struct rope_kv_args *a);
+void cpu_attend(struct backend *be, const struct attend_args *a);
+void cpu_moe(struct backend *be, const struct moe_args *a);
+void cpu_moe_free(struct cpu *c);
 
 #endif

@@ -1,0 +1,9 @@
+/* backend_priv: the devices behind backend.c. */
+#ifndef HEARTH_BACKEND_PRIV_H
+#define HEARTH_BACKEND_PRIV_H
+
+#include "backend.h"
+
+int backend_open_cpu(struct backend **out, const struct backend_opts *o, struct err *e) MUST_CHECK;
+
+#endif

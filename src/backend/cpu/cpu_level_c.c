@@ -1,0 +1,87 @@
+/* cpu_level_c.c: the plain C level: every weight decoded exactly, float arithmetic, no intrinsics. Slow, and the truth
+ * that the other levels are tested against. */
+#include <math.h>
+#include <string.h>
+
+#include "cpu_priv.h"
+
+typedef struct {
+    float f[16];
+} v16;
+
+#define EACH(expr)                                                                                                   \
+    for (int i = 0; i < 16; i++) r.f[i] = (expr);                                                                    \
+    return r
+
+static inline v16 v16_set(float x) { v16 r; EACH(x); }
+static inline v16 v16_zero(void) { return v16_set(0); }
+static inline v16 v16_load(const float *p) { v16 r; EACH(p[i]); }
+static inline void v16_store(float *p, v16 x) { memcpy(p, x.f, sizeof x.f); }
+static inline v16 v16_mul(v16 x, v16 y) { v16 r; EACH(x.f[i] * y.f[i]); }
+static inline v16 v16_add(v16 x, v16 y) { v16 r; EACH(x.f[i] + y.f[i]); }
+static inline v16 v16_div(v16 x, v16 y) { v16 r; EACH(x.f[i] / y.f[i]); }
+static inline v16 v16_fma(v16 x, v16 y, v16 z) { v16 r; EACH(x.f[i] * y.f[i] + z.f[i]); }
+/* NaN in x stays NaN. */
+static inline v16 v16_min(v16 y, v16 x) { v16 r; EACH(y.f[i] < x.f[i] ? y.f[i] : x.f[i]); }
+static inline v16 v16_max(v16 y, v16 x) { v16 r; EACH(y.f[i] > x.f[i] ? y.f[i] : x.f[i]); }
+static inline v16 v16_round(v16 x) { v16 r; EACH(rintf(x.f[i])); }
+static inline v16 v16_pow2(v16 x) { v16 r; EACH(ldexpf(1, (int)x.f[i])); }
+static inline v16 v16_f16(const uint8_t *p)
+{
+    uint16_t h[16];
+    v16 r;
+    memcpy(h, p, sizeof h);
+    EACH(f16_to_f32(h[i]));
+}
+static inline void v16_to_f16(uint16_t *p, v16 x)
+{
+    for (int i = 0; i < 16; i++) p[i] = f32_to_f16(x.f[i]);
+}
+
+#include "cpu_vec_impl.h"
+
+enum { ROW_BLOCK = 16 };
+
+static void product(const struct cpu_part *p, int64_t p0, int64_t p1, const struct cpu_acts *a, int first, int last,
+                    const struct cpu_out *out)
+{
+    for (int64_t panel = p0; panel < p1; panel++) {
+        int64_t left = p->rows - panel * PANEL;
+        int lanes = left < PANEL ? (int)left : PANEL;
+        for (int m0 = first; m0 < last; m0 += ROW_BLOCK) {
+            int n = last - m0 < ROW_BLOCK ? last - m0 : ROW_BLOCK;
+            float sum[ROW_BLOCK][PANEL] = {{0}};
+            for (int64_t t = 0; t < p->tiles; t++) {
+                float w[TILE][PANEL] = {{0}}, lane[TILE];
+                for (int l = 0; l < lanes; l++) {
+                    cpu_tile_lane(p, panel, t, l, lane);
+                    for (int k = 0; k < TILE; k++) w[k][l] = lane[k];
+                }
+                for (int m = 0; m < n; m++) {
+                    const float *x = a->x + (size_t)(m0 + m) * (size_t)a->Kp + t * TILE;
+                    for (int k = 0; k < TILE; k++)
+                        for (int l = 0; l < PANEL; l++) sum[m][l] += w[k][l] * x[k];
+                }
+            }
+            for (int m = 0; m < n; m++)
+                cpu_store(out, (size_t)(m0 + m), (size_t)panel * PANEL, sum[m], (size_t)lanes);
+        }
+    }
+}
+
+static bool quantised(enum dtype type)
+{
+    (void)type;
+    return false;
+}
+
+static void quantise(const struct cpu_acts *a, int m) { (void)a, (void)m; }
+
+void cpu_level_c(struct cpu_level *l)
+{
+    l->name = "c";
+    vec_fill(l);
+    l->quantised = quantised;
+    l->quantise = quantise;
+    l->product = product;
+}

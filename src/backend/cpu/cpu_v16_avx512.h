@@ -1,0 +1,92 @@
+/* cpu_v16_avx512: sixteen floats and 64 bytes in AVX-512 with VNNI: 16 lanes are one register, and one
+ * vpdpbusd takes four columns of 16 outputs.
+ * The names are explained in cpu_linear_impl.h and cpu_vec_impl.h, which are written on top of them. */
+#ifndef HEARTH_CPU_V16_AVX512_H
+#define HEARTH_CPU_V16_AVX512_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define BYTE_OFFSET 128
+
+typedef __m512 v16;
+typedef __m512i b64;
+
+static inline v16 v16_zero(void) { return _mm512_setzero_ps(); }
+static inline v16 v16_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline void v16_store(float *p, v16 v) { _mm512_storeu_ps(p, v); }
+static inline v16 v16_set(float f) { return _mm512_set1_ps(f); }
+static inline v16 v16_mul(v16 x, v16 y) { return _mm512_mul_ps(x, y); }
+static inline v16 v16_fma(v16 x, v16 y, v16 z) { return _mm512_fmadd_ps(x, y, z); }
+static inline v16 v16_add(v16 x, v16 y) { return _mm512_add_ps(x, y); }
+static inline v16 v16_div(v16 x, v16 y) { return _mm512_div_ps(x, y); }
+/* NaN in x stays NaN. */
+static inline v16 v16_min(v16 y, v16 x) { return _mm512_min_ps(y, x); }
+static inline v16 v16_max(v16 y, v16 x) { return _mm512_max_ps(y, x); }
+static inline v16 v16_round(v16 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline v16 v16_pow2(v16 n)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+static inline void v16_to_f16(uint16_t *p, v16 x)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline __m128i load128(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)(const void *)p); }
+static inline __m256i load256(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
+static inline v16 v16_f16(const uint8_t *p) { return _mm512_cvtph_ps(load256(p)); }
+static inline v16 v16_bf16(const uint8_t *p)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16));
+}
+static inline v16 v16_u8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load128(p))); }
+static inline v16 v16_i8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(p))); }
+/* E4M3 bits as an F16 of a 256th of the value (same mantissa bits, bias 15 for 7), NaN codes made F16's. */
+static inline v16 v16_e4m3(const uint8_t *p)
+{
+    __m256i v = _mm256_cvtepu8_epi16(load128(p)), mag = _mm256_and_si256(v, _mm256_set1_epi16(0x7F));
+    __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(mag, _mm256_set1_epi16(0x7F)), _mm256_set1_epi16(0x7E00));
+    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x80)), 8);
+    __m256i h = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(mag, 7), sign), nan);
+    return _mm512_mul_ps(_mm512_cvtph_ps(h), _mm512_set1_ps(256));
+}
+static inline v16 v16_e8m0(const uint8_t *p)
+{
+    __m512i c = _mm512_cvtepu8_epi32(load128(p)), bits = _mm512_slli_epi32(c, 23);
+    bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(c, _mm512_setzero_si512()), _mm512_set1_epi32(0x00400000));
+    bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(c, _mm512_set1_epi32(255)), _mm512_set1_epi32(0x7FC00000));
+    return _mm512_castsi512_ps(bits);
+}
+
+static inline b64 b64_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+static inline void b64_store(uint8_t *p, b64 v) { _mm512_store_si512(p, v); }
+static inline b64 b64_and(b64 v, char m) { return _mm512_and_si512(v, _mm512_set1_epi8(m)); }
+static inline b64 b64_or(b64 x, b64 y) { return _mm512_or_si512(x, y); }
+static inline b64 b64_shl(b64 v, int n) { return _mm512_sll_epi16(v, _mm_cvtsi32_si128(n)); }
+static inline b64 b64_shr(b64 v, int n) { return _mm512_srl_epi16(v, _mm_cvtsi32_si128(n)); }
+static inline b64 b64_flip(b64 v) { return _mm512_xor_si512(v, _mm512_set1_epi8((char)0x80)); }
+static inline b64 b64_fp4(b64 v)
+{
+    const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), v);
+}
+
+static inline __attribute__((always_inline)) void dot(int R, int bits, const uint8_t *u, const int8_t *q, size_t q_stride, int s0,
+                                                      int s1, v16 *out)
+{
+    __m512i sum[4];
+    (void)bits;
+    for (int r = 0; r < R; r++) sum[r] = _mm512_setzero_si512();
+    for (int s = s0; s < s1; s++) {
+        __m512i w = _mm512_load_si512(u + 64 * s);
+        for (int r = 0; r < R; r++) {
+            int32_t four;
+            memcpy(&four, q + (size_t)r * q_stride + 4 * s, 4);
+            sum[r] = _mm512_dpbusd_epi32(sum[r], w, _mm512_set1_epi32(four));
+        }
+    }
+    for (int r = 0; r < R; r++) out[r] = _mm512_cvtepi32_ps(sum[r]);
+}
+
+#endif

@@ -1,0 +1,178 @@
+/* cpu_v16_neon: sixteen floats and 64 bytes in Armv8.2 with dot products and F16: 16 lanes are four registers.
+ * The names are explained in cpu_linear_impl.h and cpu_vec_impl.h, which are written on top of them. */
+#ifndef HEARTH_CPU_V16_NEON_H
+#define HEARTH_CPU_V16_NEON_H
+
+#include <arm_neon.h>
+#include <stdint.h>
+#include <string.h>
+
+#define BYTE_OFFSET 0
+
+typedef struct {
+    float32x4_t v[4];
+} v16;
+typedef uint8x16x4_t b64;
+
+static inline v16 v16_set(float f)
+{
+    float32x4_t v = vdupq_n_f32(f);
+    return (v16){{v, v, v, v}};
+}
+static inline v16 v16_zero(void) { return v16_set(0); }
+static inline v16 v16_load(const float *p) { return (v16){{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}}; }
+static inline void v16_store(float *p, v16 x)
+{
+    for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, x.v[i]);
+}
+static inline v16 v16_mul(v16 x, v16 y)
+{
+    for (int i = 0; i < 4; i++) x.v[i] = vmulq_f32(x.v[i], y.v[i]);
+    return x;
+}
+static inline v16 v16_fma(v16 x, v16 y, v16 z)
+{
+    for (int i = 0; i < 4; i++) z.v[i] = vfmaq_f32(z.v[i], x.v[i], y.v[i]);
+    return z;
+}
+static inline v16 v16_add(v16 x, v16 y)
+{
+    for (int i = 0; i < 4; i++) x.v[i] = vaddq_f32(x.v[i], y.v[i]);
+    return x;
+}
+static inline v16 v16_div(v16 x, v16 y)
+{
+    for (int i = 0; i < 4; i++) x.v[i] = vdivq_f32(x.v[i], y.v[i]);
+    return x;
+}
+static inline v16 v16_min(v16 y, v16 x)
+{
+    for (int i = 0; i < 4; i++) x.v[i] = vminq_f32(y.v[i], x.v[i]);
+    return x;
+}
+static inline v16 v16_max(v16 y, v16 x)
+{
+    for (int i = 0; i < 4; i++) x.v[i] = vmaxq_f32(y.v[i], x.v[i]);
+    return x;
+}
+static inline v16 v16_round(v16 x)
+{
+    for (int i = 0; i < 4; i++) x.v[i] = vrndnq_f32(x.v[i]);
+    return x;
+}
+static inline v16 v16_pow2(v16 n)
+{
+    for (int i = 0; i < 4; i++)
+        n.v[i] = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23));
+    return n;
+}
+static inline void v16_to_f16(uint16_t *p, v16 x)
+{
+    for (int i = 0; i < 4; i++) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.v[i])));
+}
+static inline v16 from_halves(uint16x8_t lo, uint16x8_t hi)
+{
+    float16x8_t a = vreinterpretq_f16_u16(lo), b = vreinterpretq_f16_u16(hi);
+    return (v16){{vcvt_f32_f16(vget_low_f16(a)), vcvt_high_f32_f16(a), vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)}};
+}
+static inline uint16x8_t load_u16(const uint8_t *p) { return vreinterpretq_u16_u8(vld1q_u8(p)); }
+static inline v16 v16_f16(const uint8_t *p) { return from_halves(load_u16(p), load_u16(p + 16)); }
+static inline v16 v16_bf16(const uint8_t *p)
+{
+    uint16x8_t a = load_u16(p), b = load_u16(p + 16);
+    return (v16){{vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(a), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(a, 16)),
+                  vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(b), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(b, 16))}};
+}
+static inline v16 from_words(uint16x8_t lo, uint16x8_t hi)
+{
+    return (v16){{vcvtq_f32_u32(vmovl_u16(vget_low_u16(lo))), vcvtq_f32_u32(vmovl_high_u16(lo)),
+                  vcvtq_f32_u32(vmovl_u16(vget_low_u16(hi))), vcvtq_f32_u32(vmovl_high_u16(hi))}};
+}
+static inline v16 v16_u8(const uint8_t *p)
+{
+    uint8x16_t b = vld1q_u8(p);
+    return from_words(vmovl_u8(vget_low_u8(b)), vmovl_high_u8(b));
+}
+static inline v16 v16_i8(const uint8_t *p)
+{
+    int8x16_t b = vreinterpretq_s8_u8(vld1q_u8(p));
+    int16x8_t lo = vmovl_s8(vget_low_s8(b)), hi = vmovl_high_s8(b);
+    return (v16){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), vcvtq_f32_s32(vmovl_high_s16(lo)),
+                  vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), vcvtq_f32_s32(vmovl_high_s16(hi))}};
+}
+static inline uint16x8_t e4m3_half(uint16x8_t v)
+{
+    uint16x8_t mag = vandq_u16(v, vdupq_n_u16(0x7F));
+    uint16x8_t nan = vandq_u16(vceqq_u16(mag, vdupq_n_u16(0x7F)), vdupq_n_u16(0x7E00));
+    uint16x8_t sign = vshlq_n_u16(vandq_u16(v, vdupq_n_u16(0x80)), 8);
+    return vorrq_u16(vorrq_u16(vshlq_n_u16(mag, 7), sign), nan);
+}
+/* E4M3 bits as an F16 of a 256th of the value (same mantissa bits, bias 15 for 7), NaN codes made F16's. */
+static inline v16 v16_e4m3(const uint8_t *p)
+{
+    uint8x16_t b = vld1q_u8(p);
+    return v16_mul(from_halves(e4m3_half(vmovl_u8(vget_low_u8(b))), e4m3_half(vmovl_high_u8(b))), v16_set(256));
+}
+static inline float32x4_t exp2_bits(uint32x4_t c)
+{
+    uint32x4_t bits = vshlq_n_u32(c, 23);
+    bits = vbslq_u32(vceqq_u32(c, vdupq_n_u32(0)), vdupq_n_u32(0x00400000), bits);
+    bits = vbslq_u32(vceqq_u32(c, vdupq_n_u32(255)), vdupq_n_u32(0x7FC00000), bits);
+    return vreinterpretq_f32_u32(bits);
+}
+static inline v16 v16_e8m0(const uint8_t *p)
+{
+    uint8x16_t b = vld1q_u8(p);
+    uint16x8_t lo = vmovl_u8(vget_low_u8(b)), hi = vmovl_high_u8(b);
+    return (v16){{exp2_bits(vmovl_u16(vget_low_u16(lo))), exp2_bits(vmovl_high_u16(lo)), exp2_bits(vmovl_u16(vget_low_u16(hi))),
+                  exp2_bits(vmovl_high_u16(hi))}};
+}
+
+static inline b64 b64_load(const uint8_t *p) { return vld1q_u8_x4(p); }
+static inline void b64_store(uint8_t *p, b64 v) { vst1q_u8_x4(p, v); }
+static inline b64 b64_and(b64 x, uint8_t m)
+{
+    for (int i = 0; i < 4; i++) x.val[i] = vandq_u8(x.val[i], vdupq_n_u8(m));
+    return x;
+}
+static inline b64 b64_or(b64 x, b64 y)
+{
+    for (int i = 0; i < 4; i++) x.val[i] = vorrq_u8(x.val[i], y.val[i]);
+    return x;
+}
+static inline b64 b64_shl(b64 x, int n)
+{
+    for (int i = 0; i < 4; i++) x.val[i] = vshlq_u8(x.val[i], vdupq_n_s8((int8_t)n));
+    return x;
+}
+static inline b64 b64_shr(b64 x, int n) { return b64_shl(x, -n); }
+static inline b64 b64_flip(b64 v) { return v; } /* BYTE_OFFSET is 0: signed bytes stay as they are */
+static inline b64 b64_fp4(b64 x)
+{
+    static const uint8_t codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+    uint8x16_t table = vld1q_u8(codes);
+    for (int i = 0; i < 4; i++) x.val[i] = vqtbl1q_u8(table, x.val[i]);
+    return x;
+}
+
+/* u is below 64, or a signed byte: both are right as int8. */
+static inline __attribute__((always_inline)) void dot(int R, int bits, const uint8_t *u, const int8_t *q, size_t q_stride, int s0,
+                                                      int s1, v16 *out)
+{
+    int32x4_t sum[4][4];
+    (void)bits;
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < 4; i++) sum[r][i] = vdupq_n_s32(0);
+    for (int s = s0; s < s1; s++)
+        for (int r = 0; r < R; r++) {
+            int32_t four;
+            memcpy(&four, q + (size_t)r * q_stride + 4 * s, 4);
+            int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+            for (int i = 0; i < 4; i++)
+                sum[r][i] = vdotq_s32(sum[r][i], vreinterpretq_s8_u8(vld1q_u8(u + 64 * s + 16 * i)), x);
+        }
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < 4; i++) out[r].v[i] = vcvtq_f32_s32(sum[r][i]);
+}
+
+#endif
