@@ -115,6 +115,8 @@ bool interrupt_taken(void);
 /* Writes to standard output and flushes. On a terminal, control characters in the text are shown as '?', so that no
  * model can drive the terminal. */
 int out_text(struct span text, struct err *e) MUST_CHECK;
+/* Prints o, which may be NULL when it could not be built, and releases it. */
+int out_json(json_t *o, size_t flags, struct err *e) MUST_CHECK;
 /* Flushes standard output: what could not be written is an error. */
 int out_flush(struct err *e) MUST_CHECK;
 

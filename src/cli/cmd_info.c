@@ -92,7 +92,7 @@ static int find_fit(struct info *in, struct err *e)
     size_t fixed = one.weights + one.scratch, pages = fixed < one.free ? (one.free - fixed) / one.kv : 0;
     in->fit.bytes = one;
     in->fit.bytes.kv = (pages ? pages : 1) * one.kv;
-    in->fit.ctx = (int)pages * KV_PAGE;
+    in->fit.ctx = (int)(pages * KV_PAGE < (size_t)in->c->ctx_train ? pages * KV_PAGE : (size_t)in->c->ctx_train);
     in->fit.missing = pages ? 0 : fixed + one.kv - one.free;
     return OK;
 }
@@ -169,16 +169,20 @@ static void print_text(const struct info *in)
     else printf("template     %s\n", in->chat_error.msg[0] ? in->chat_error.msg : "none: text is continued as it is");
 }
 
-static void print_info(const struct info *in)
+static int print_info(const struct info *in, struct err *e)
 {
-    printf("model        %s\n", model_name(in->m));
-    printf("path         %s\n", model_path(in->m));
+    printf("model        ");
+    TRY(out_text(span_of(model_name(in->m)), e));
+    printf("\npath         ");
+    TRY(out_text(span_of(model_path(in->m)), e));
+    putchar('\n');
     printf("family       %s (%s, %s)\n", family_names[in->c->family], model_arch(in->m), model_container(in->m));
     printf("quantised    %s\n", model_quantization(in->m));
     print_shapes(in->c);
     print_census(in);
     print_text(in);
     print_fit(in);
+    return out_flush(e);
 }
 
 /* ------------------------------------------------------------------------------------------------ for programs */
@@ -217,11 +221,7 @@ static int print_json(const struct info *in, struct err *e)
         in->chat ? chat_origin(in->chat) : NULL, "fit", "fits", !f->missing, "context", f->ctx, "weights",
         (json_int_t)f->bytes.weights, "kv", (json_int_t)f->bytes.kv, "scratch", (json_int_t)f->bytes.scratch, "free",
         (json_int_t)f->bytes.free, "missing", (json_int_t)f->missing);
-    if (!o) return err_set(e, ERR_NOMEM, "out of memory for the JSON object");
-    json_dumpf(o, stdout, JSON_PRESERVE_ORDER | JSON_INDENT(2));
-    putchar('\n');
-    json_decref(o);
-    return OK;
+    return out_json(o, JSON_INDENT(2), e);
 }
 
 int cmd_info(int argc, char **argv, struct err *e)
@@ -254,9 +254,7 @@ int cmd_info(int argc, char **argv, struct err *e)
     /* A model without a usable tokenizer still has shapes and logits: that is something to show, not a failure. */
     if (rc == OK && tokenizer_of_model(&in.tok, m, &in.tok_error) == OK)
         if (chat_of_model(&in.chat, m, in.tok, &in.chat_error) < 0) in.chat = NULL;
-    if (rc == OK && json) rc = print_json(&in, e);
-    else if (rc == OK) print_info(&in);
-    if (rc == OK) rc = out_flush(e);
+    if (rc == OK) rc = json ? print_json(&in, e) : print_info(&in, e);
     chat_close(&in.chat);
     tokenizer_close(&in.tok);
     model_close(&m);

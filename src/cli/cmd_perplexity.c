@@ -85,11 +85,7 @@ static int print(const struct result *r, const struct model *m, const struct eng
         json_pack("{s:s, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:s}", "model", model_name(m), "ppl", r->ppl, "error",
                   r->error, "tokens", (json_int_t)tokens, "context", (json_int_t)ctx, "chunks", (json_int_t)r->chunks,
                   "scored", (json_int_t)r->scored, "tok_s", rate, "device", engine_device(en));
-    if (!o) return err_set(e, ERR_NOMEM, "out of memory for the JSON result");
-    json_dumpf(o, stdout, JSON_PRESERVE_ORDER);
-    putchar('\n');
-    json_decref(o);
-    return out_flush(e);
+    return out_json(o, JSON_COMPACT, e);
 }
 
 static int encode_file(struct ids *out, const struct tokenizer *t, const char *file, int64_t ctx, struct err *e)

@@ -162,27 +162,36 @@ static json_t *json_ids(const struct ids *ids)
 
 static json_t *json_text(const struct buf *b) { return json_stringn(b->data ? b->data : "", b->len); }
 
+static json_t *json_sampling(const struct sampling *s)
+{
+    return json_pack("{s:f, s:i, s:f, s:f, s:f, s:f, s:f, s:I}", "temperature", (double)s->temperature, "top_k",
+                     (int)s->top_k, "top_p", (double)s->top_p, "min_p", (double)s->min_p, "repeat_penalty",
+                     (double)s->repetition_penalty, "presence_penalty", (double)s->presence_penalty,
+                     "frequency_penalty", (double)s->frequency_penalty, "seed", (json_int_t)s->seed);
+}
+
+static json_t *json_answer(const struct run *r, const struct ids *prompt, const struct answer *a)
+{
+    json_t *o = json_pack("{s:s, s:i, s:i, s:i, s:o, s:o, s:o, s:s}", "model", r->name, "prompt_tokens",
+                          (int)a->prompt_tokens, "cached_tokens", (int)a->cached_tokens, "new_tokens",
+                          (int)a->ids.len, "prompt_ids", json_ids(prompt), "ids", json_ids(&a->ids), "text",
+                          json_text(&a->text), "finish_reason", finish_name(a->finish));
+    json_t *measured =
+        json_pack("{s:f, s:f, s:f, s:f, s:s, s:i, s:o}", "prefill_tok_s", a->prefill_tok_s, "decode_tok_s",
+                  a->decode_tok_s, "time_to_first_token_s", a->first_token_s, "start_to_first_token_s",
+                  a->ids.len ? a->first_token_at - r->started : 0.0, "device", engine_device(r->en), "context",
+                  engine_ctx(r->en), "sampling", json_sampling(&r->sampling));
+    int rc = json_object_update(o, measured);
+    if (a->thinking.len) rc |= json_object_set_new(o, "thinking", json_text(&a->thinking));
+    json_decref(measured);
+    if (rc == 0) return o;
+    json_decref(o);
+    return NULL;
+}
+
 static int print_json(const struct run *r, const struct ids *prompt, const struct answer *a, struct err *e)
 {
-    const struct sampling *s = &r->sampling;
-    json_t *o = json_pack(
-        "{s:s, s:i, s:o, s:o, s:o, s:s, s:f, s:f, s:f, s:f, s:i, s:i, s:i, s:s, s:{s:f, s:i, s:f, s:f, s:f, s:f, s:f, s:I}}",
-        "model", r->name, "prompt_tokens", (int)a->prompt_tokens, "prompt_ids", json_ids(prompt), "ids",
-        json_ids(&a->ids), "text", json_text(&a->text), "finish_reason", finish_name(a->finish), "prefill_tok_s",
-        a->prefill_tok_s, "decode_tok_s", a->decode_tok_s, "time_to_first_token_s", a->first_token_s,
-        "start_to_first_token_s", a->ids.len ? a->first_token_at - r->started : 0.0, "new_tokens", (int)a->ids.len,
-        "cached_tokens", (int)a->cached_tokens, "context", engine_ctx(r->en), "device", engine_device(r->en),
-        "sampling", "temperature", (double)s->temperature, "top_k", (int)s->top_k, "top_p", (double)s->top_p, "min_p",
-        (double)s->min_p, "repeat_penalty", (double)s->repetition_penalty, "presence_penalty",
-        (double)s->presence_penalty, "frequency_penalty", (double)s->frequency_penalty, "seed", (json_int_t)s->seed);
-    if (!o || (a->thinking.len && json_object_set_new(o, "thinking", json_text(&a->thinking)) < 0)) {
-        json_decref(o);
-        return err_set(e, ERR_NOMEM, "out of memory for the JSON answer");
-    }
-    int rc = json_dumpf(o, stdout, JSON_PRESERVE_ORDER) < 0 || putchar('\n') == EOF ? -1 : 0;
-    json_decref(o);
-    int flushed = out_flush(e);
-    return rc < 0 ? ERR_IO : flushed;
+    return out_json(json_answer(r, prompt, a), JSON_COMPACT, e);
 }
 
 static int encode_prompt(const struct run *r, struct span text, struct ids *out, struct err *e)
@@ -284,12 +293,12 @@ static int run_chat(struct run *r, struct err *e)
 /* ------------------------------------------------------------------------------------------------ the verb */
 
 static const char notes[] =
-    "Without -p it is a chat: each line a prompt, a backslash at the end goes on in the next line; Ctrl-C stops the\n"
-    "answer, Ctrl-D ends the chat. With standard input from a pipe each line of it is a prompt.\n"
-    "The prompt is put into the model's chat template, and nothing in it can act as a control token. With --raw it is\n"
-    "continued as it is, and control tokens written in it count.\n"
-    "Sampling follows what the checkpoint advises; one that says nothing gets temperature 0.8, top-k 40, top-p 0.95 and\n"
-    "min-p 0.05. Temperature 0 always takes the most likely token.\n";
+    "Without -p it is a chat: each line is a prompt, and a backslash at its end goes on in the next line. Ctrl-C\n"
+    "stops the answer, Ctrl-D ends the chat. With standard input from a pipe, each line of it is a prompt.\n"
+    "The prompt is put into the model's chat template, and nothing in it can act as a control token. With --raw it\n"
+    "is continued as it is, and control tokens written in it count.\n"
+    "Sampling follows what the checkpoint advises; one that says nothing gets temperature 0.8, top-k 40, top-p 0.95\n"
+    "and min-p 0.05. Temperature 0 always takes the most likely token.\n";
 static const char examples[] = "  hearth run SmolLM2-135M-Instruct.Q4_1.gguf -p \"What is a hearth?\"\n"
                                "  hearth run Qwen/Qwen3-0.6B                       # a chat\n"
                                "  hearth run model.gguf --raw -p \"Once upon a time\" -n 64 --temp 0\n"

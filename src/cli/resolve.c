@@ -1,5 +1,5 @@
-/* resolve.c: what a MODEL argument means: a path that exists, or org/name in the local Hugging Face cache, whose layout is
- * HUB/models--ORG--NAME/{refs/main, snapshots/COMMIT/}. Nothing is downloaded. */
+/* resolve.c: what a MODEL argument means: a path that exists, or org/name in the local Hugging Face cache, which keeps
+ * it under HUB/models--ORG--NAME/{refs/main, snapshots/COMMIT/}. Nothing is downloaded. */
 #include <ctype.h>
 #include <dirent.h>
 #include <stdlib.h>
@@ -127,8 +127,8 @@ static int not_found(const struct hubs *h, const char *model, struct err *e)
     for (int i = 0; i < h->n; i++) TRY(buf_appendf(&places, "%s%s", i ? ", " : "", h->path[i].data));
     err_set(
         e, ERR_INPUT,
-        "%s: no such file or directory, and not in the Hugging Face cache (looked in %s): give the path of a GGUF file "
-        "or of a checkpoint directory, or download it there first, with: hf download %s",
+        "%s: no such file or directory, and not in the Hugging Face cache (looked in %s): give the path of a GGUF "
+        "file or of a checkpoint directory, or download it there first, with: hf download %s",
         model, places.len ? places.data : "no place: HOME is not set", model);
     buf_free(&places);
     return e->code;

@@ -69,6 +69,17 @@ int out_text(struct span text, struct err *e)
     return out_flush(e);
 }
 
+int out_json(json_t *o, size_t flags, struct err *e)
+{
+    if (!o)
+        return err_set(e, ERR_NOMEM,
+                       "the JSON object cannot be built: out of memory, or a name in the checkpoint is "
+                       "not valid UTF-8");
+    int rc = json_dumpf(o, stdout, JSON_PRESERVE_ORDER | flags);
+    json_decref(o);
+    return rc < 0 || putchar('\n') == EOF ? out_failed(e) : out_flush(e);
+}
+
 /* ------------------------------------------------------------------------------------------------ input */
 
 struct line_reader {
