@@ -32,8 +32,8 @@ struct jinja_text {
 void jinja_text_free(struct jinja_text *r);
 
 /* Renders with the members of the JSON object `user` (strings inside it, keys included, are marked) and of `trusted`
- * (not marked: bos_token, add_generation_prompt, ...) as variables. In `user`, a string directly under the key "role"
- * is not marked: the caller has checked it against the known roles. `now` is what strftime_now formats (local time).
+ * (not marked: bos_token, add_generation_prompt, ...) as variables. The "role" of each member of "messages" is not
+ * marked: the caller has checked it against the known roles. `now` is what strftime_now formats (local time).
  * raise_exception gives ERR_INPUT with the template's own message. */
 int jinja_render(const struct jinja *t, const json_t *user, const json_t *trusted, int64_t now, struct jinja_text *out,
                  struct err *e) MUST_CHECK;

@@ -54,7 +54,7 @@ static int split(struct encoder *en, struct span s, int k)
 {
     const struct tokenizer *t = en->t;
     if (s.len == 0) return OK;
-    if (k == t->n_split) return bpe_encode(t, &en->bpe, s, en->out) < 0 ? no_memory(en) : OK;
+    if (k >= t->n_split || k >= MAX_SPLITS) return bpe_encode(t, &en->bpe, s, en->out) < 0 ? no_memory(en) : OK;
     size_t at = 0;
     while (at < s.len) {
         int rc = pcre2_match(t->split[k], (PCRE2_SPTR)s.ptr, s.len, at, PCRE2_NO_UTF_CHECK, en->match, NULL);
