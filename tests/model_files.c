@@ -8,17 +8,19 @@
 struct err err;
 
 const char llama_config[] = "{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"]," LLAMA_SIZES
-                                   ",\"eos_token_id\":[2,3],\"bos_token_id\":1}";
+                            ",\"eos_token_id\":[2,3],\"bos_token_id\":1}";
 const char gpt_oss_config[] =
     "{\"model_type\":\"gpt_oss\",\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
     "\"num_key_value_heads\":2,\"head_dim\":16,\"intermediate_size\":32,\"vocab_size\":50,"
     "\"max_position_embeddings\":131072,\"rms_norm_eps\":1e-5,\"num_local_experts\":3,\"experts_per_token\":2,"
     "\"sliding_window\":128,\"eos_token_id\":7,\"swiglu_limit\":7.0,\"hidden_act\":\"silu\",\"rope_theta\":150000,"
     "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":32.0,\"beta_fast\":32.0,\"beta_slow\":1.0,"
-    "\"original_max_position_embeddings\":4096,\"truncate\":false},\"quantization_config\":{\"quant_method\":\"mxfp4\"}}";
+    "\"original_max_position_embeddings\":4096,\"truncate\":false},"
+    "\"quantization_config\":{\"quant_method\":\"mxfp4\"}}";
 const char moe_config[] =
-    "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
-    "\"num_key_value_heads\":2,\"head_dim\":32,\"intermediate_size\":999,\"moe_intermediate_size\":32,\"vocab_size\":50,"
+    "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"hidden_size\":64,\"num_hidden_layers\":2,"
+    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":32,\"intermediate_size\":999,"
+    "\"moe_intermediate_size\":32,\"vocab_size\":50,"
     "\"max_position_embeddings\":512,\"rms_norm_eps\":1e-6,\"num_experts\":3,\"num_experts_per_tok\":2,"
     "\"norm_topk_prob\":true,\"rope_theta\":10000000,\"decoder_sparse_step\":1,\"mlp_only_layers\":[],"
     "\"shared_expert_intermediate_size\":0,\"use_sliding_window\":false,\"sliding_window\":null,\"use_qk_norm\":true,"
@@ -63,7 +65,6 @@ void append_str(struct buf *b, const char *s)
     append_u64(b, strlen(s));
     append(b, s, strlen(s));
 }
-
 
 void add_line(struct items *t, const char *line)
 {
@@ -169,8 +170,8 @@ static const struct {
     const char *name;
     uint32_t id;
     size_t block, bytes;
-} ggml_types[] = {{"F32", 0, 1, 4}, {"F16", 1, 1, 2}, {"Q4_0", 2, 32, 18}, {"Q8_0", 8, 32, 34}, {"Q2_K", 10, 256, 84},
-                  {"BF16", 30, 1, 2}, {"MXFP4", 39, 32, 17}, {"NVFP4", 40, 64, 36}};
+} ggml_types[] = {{"F32", 0, 1, 4},      {"F16", 1, 1, 2},   {"Q4_0", 2, 32, 18},   {"Q8_0", 8, 32, 34},
+                  {"Q2_K", 10, 256, 84}, {"BF16", 30, 1, 2}, {"MXFP4", 39, 32, 17}, {"NVFP4", 40, 64, 36}};
 
 void append_kv(struct buf *b, const char *line)
 {

@@ -1,6 +1,6 @@
 /* model_files: tiny models for tests, written as checkpoint directories and GGUF files. A model is a table of lines
- * "name TYPE dim,dim", so that a test can drop or bend any one tensor; %L in a line stands for each layer, %E for each
- * expert. What fails here ends the test. */
+ * "name TYPE dim,dim", so that a test can drop or bend any one tensor; %L in a line stands for each layer, %E for
+ * each expert. What fails here ends the test. */
 #ifndef MODEL_FILES_H
 #define MODEL_FILES_H
 
@@ -65,14 +65,15 @@ void drop_item(struct items *t, const char *name);
 size_t item_count(const struct item *it);
 
 /* config.json of three families, two layers each. */
-#define LLAMA_SIZES                                                                                                   \
-    "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"                 \
+#define LLAMA_SIZES                                                                                                  \
+    "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"                \
     "\"intermediate_size\":96,\"vocab_size\":50,\"max_position_embeddings\":256,\"rms_norm_eps\":1e-5"
 extern const char llama_config[];
 extern const char gpt_oss_config[];
 extern const char moe_config[];
 
-/* Values are a pattern: element i of a tensor is 0.5 + ((31 i + hash of its name) % 113) / 64, or that code as a byte. */
+/* Values are a pattern: element i of a tensor is 0.5 + ((31 i + hash of its name) % 113) / 64, or that code as a
+ * byte. */
 struct buf safetensors_bytes(const struct items *t);
 void write_checkpoint(const char *dir, const char *config, const struct items *t);
 /* One metadata entry, "key type value": u32, u64, i64, f32, bool, str, strs (words), i32s, f32s (numbers). */

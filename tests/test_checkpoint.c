@@ -1,5 +1,5 @@
-/* test_checkpoint: whole tiny models, as GGUF files and as checkpoint directories, opened and looked at byte by byte; each
- * tensor in turn missing or bent; shards and parts; the ways in which matrices are quantised. */
+/* test_checkpoint: whole tiny models, as GGUF files and as checkpoint directories, opened and looked at byte by byte;
+ * each tensor in turn missing or bent; shards and parts; the ways in which matrices are quantised. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -10,75 +10,138 @@
 /* ------------------------------------------------------------------------------------------------ the families */
 
 static const char *const llama_lines[] = {
-    "model.embed_tokens.weight BF16 50,64", "model.norm.weight BF16 64", "lm_head.weight F16 50,64",
-    "model.layers.%L.input_layernorm.weight BF16 64", "model.layers.%L.self_attn.q_proj.weight BF16 64,64",
-    "model.layers.%L.self_attn.k_proj.weight BF16 32,64", "model.layers.%L.self_attn.v_proj.weight BF16 32,64",
-    "model.layers.%L.self_attn.o_proj.weight BF16 64,64", "model.layers.%L.post_attention_layernorm.weight F32 64",
-    "model.layers.%L.mlp.gate_proj.weight BF16 96,64", "model.layers.%L.mlp.up_proj.weight BF16 96,64",
+    "model.embed_tokens.weight BF16 50,64",
+    "model.norm.weight BF16 64",
+    "lm_head.weight F16 50,64",
+    "model.layers.%L.input_layernorm.weight BF16 64",
+    "model.layers.%L.self_attn.q_proj.weight BF16 64,64",
+    "model.layers.%L.self_attn.k_proj.weight BF16 32,64",
+    "model.layers.%L.self_attn.v_proj.weight BF16 32,64",
+    "model.layers.%L.self_attn.o_proj.weight BF16 64,64",
+    "model.layers.%L.post_attention_layernorm.weight F32 64",
+    "model.layers.%L.mlp.gate_proj.weight BF16 96,64",
+    "model.layers.%L.mlp.up_proj.weight BF16 96,64",
     "model.layers.%L.mlp.down_proj.weight BF16 64,96",
 };
 
 static const char *const gpt_oss_lines[] = {
-    "model.embed_tokens.weight BF16 50,64", "model.norm.weight BF16 64", "lm_head.weight BF16 50,64",
-    "model.layers.%L.input_layernorm.weight BF16 64", "model.layers.%L.post_attention_layernorm.weight BF16 64",
-    "model.layers.%L.self_attn.q_proj.weight BF16 64,64", "model.layers.%L.self_attn.q_proj.bias BF16 64",
-    "model.layers.%L.self_attn.k_proj.weight BF16 32,64", "model.layers.%L.self_attn.k_proj.bias BF16 32",
-    "model.layers.%L.self_attn.v_proj.weight BF16 32,64", "model.layers.%L.self_attn.v_proj.bias BF16 32",
-    "model.layers.%L.self_attn.o_proj.weight BF16 64,64", "model.layers.%L.self_attn.o_proj.bias BF16 64",
-    "model.layers.%L.self_attn.sinks BF16 4", "model.layers.%L.mlp.router.weight BF16 3,64",
-    "model.layers.%L.mlp.router.bias BF16 3", "model.layers.%L.mlp.experts.gate_up_proj_blocks U8 3,64,2,16",
-    "model.layers.%L.mlp.experts.gate_up_proj_scales U8 3,64,2", "model.layers.%L.mlp.experts.gate_up_proj_bias BF16 3,64",
-    "model.layers.%L.mlp.experts.down_proj_blocks U8 3,64,1,16", "model.layers.%L.mlp.experts.down_proj_scales U8 3,64,1",
+    "model.embed_tokens.weight BF16 50,64",
+    "model.norm.weight BF16 64",
+    "lm_head.weight BF16 50,64",
+    "model.layers.%L.input_layernorm.weight BF16 64",
+    "model.layers.%L.post_attention_layernorm.weight BF16 64",
+    "model.layers.%L.self_attn.q_proj.weight BF16 64,64",
+    "model.layers.%L.self_attn.q_proj.bias BF16 64",
+    "model.layers.%L.self_attn.k_proj.weight BF16 32,64",
+    "model.layers.%L.self_attn.k_proj.bias BF16 32",
+    "model.layers.%L.self_attn.v_proj.weight BF16 32,64",
+    "model.layers.%L.self_attn.v_proj.bias BF16 32",
+    "model.layers.%L.self_attn.o_proj.weight BF16 64,64",
+    "model.layers.%L.self_attn.o_proj.bias BF16 64",
+    "model.layers.%L.self_attn.sinks BF16 4",
+    "model.layers.%L.mlp.router.weight BF16 3,64",
+    "model.layers.%L.mlp.router.bias BF16 3",
+    "model.layers.%L.mlp.experts.gate_up_proj_blocks U8 3,64,2,16",
+    "model.layers.%L.mlp.experts.gate_up_proj_scales U8 3,64,2",
+    "model.layers.%L.mlp.experts.gate_up_proj_bias BF16 3,64",
+    "model.layers.%L.mlp.experts.down_proj_blocks U8 3,64,1,16",
+    "model.layers.%L.mlp.experts.down_proj_scales U8 3,64,1",
     "model.layers.%L.mlp.experts.down_proj_bias BF16 3,64",
 };
 
 static const char *const moe_lines[] = {
-    "model.embed_tokens.weight BF16 50,64", "model.norm.weight BF16 64",
-    "model.layers.%L.input_layernorm.weight BF16 64", "model.layers.%L.post_attention_layernorm.weight BF16 64",
-    "model.layers.%L.self_attn.q_proj.weight BF16 128,64", "model.layers.%L.self_attn.k_proj.weight BF16 64,64",
-    "model.layers.%L.self_attn.v_proj.weight BF16 64,64", "model.layers.%L.self_attn.o_proj.weight BF16 64,128",
-    "model.layers.%L.self_attn.q_norm.weight BF16 32", "model.layers.%L.self_attn.k_norm.weight BF16 32",
-    "model.layers.%L.mlp.gate.weight BF16 3,64", "model.layers.%L.mlp.experts.%E.gate_proj.weight BF16 32,64",
-    "model.layers.%L.mlp.experts.%E.up_proj.weight BF16 32,64", "model.layers.%L.mlp.experts.%E.down_proj.weight BF16 64,32",
+    "model.embed_tokens.weight BF16 50,64",
+    "model.norm.weight BF16 64",
+    "model.layers.%L.input_layernorm.weight BF16 64",
+    "model.layers.%L.post_attention_layernorm.weight BF16 64",
+    "model.layers.%L.self_attn.q_proj.weight BF16 128,64",
+    "model.layers.%L.self_attn.k_proj.weight BF16 64,64",
+    "model.layers.%L.self_attn.v_proj.weight BF16 64,64",
+    "model.layers.%L.self_attn.o_proj.weight BF16 64,128",
+    "model.layers.%L.self_attn.q_norm.weight BF16 32",
+    "model.layers.%L.self_attn.k_norm.weight BF16 32",
+    "model.layers.%L.mlp.gate.weight BF16 3,64",
+    "model.layers.%L.mlp.experts.%E.gate_proj.weight BF16 32,64",
+    "model.layers.%L.mlp.experts.%E.up_proj.weight BF16 32,64",
+    "model.layers.%L.mlp.experts.%E.down_proj.weight BF16 64,32",
 };
 
 static const char *const llama_kv[] = {
-    "general.architecture str llama", "general.name str Tiny", "llama.block_count u32 2", "llama.embedding_length u64 64",
-    "llama.context_length u32 256", "llama.feed_forward_length u32 96", "llama.attention.head_count u32 4",
-    "llama.attention.head_count_kv i32s 2 2", "llama.attention.layer_norm_rms_epsilon f32 1e-5",
-    "llama.rope.freq_base f32 10000", "llama.rope.dimension_count u32 16", "tokenizer.ggml.model str gpt2",
-    "tokenizer.ggml.tokens strs a <|im_end|> c </s> e", "tokenizer.ggml.token_type i32s 1 3 1 1 1",
-    "tokenizer.ggml.scores f32s 0 -1 0.5 0 0", "tokenizer.ggml.bos_token_id u32 0", "tokenizer.ggml.eos_token_id u32 4",
+    "general.architecture str llama",
+    "general.name str Tiny",
+    "llama.block_count u32 2",
+    "llama.embedding_length u64 64",
+    "llama.context_length u32 256",
+    "llama.feed_forward_length u32 96",
+    "llama.attention.head_count u32 4",
+    "llama.attention.head_count_kv i32s 2 2",
+    "llama.attention.layer_norm_rms_epsilon f32 1e-5",
+    "llama.rope.freq_base f32 10000",
+    "llama.rope.dimension_count u32 16",
+    "tokenizer.ggml.model str gpt2",
+    "tokenizer.ggml.tokens strs a <|im_end|> c </s> e",
+    "tokenizer.ggml.token_type i32s 1 3 1 1 1",
+    "tokenizer.ggml.scores f32s 0 -1 0.5 0 0",
+    "tokenizer.ggml.bos_token_id u32 0",
+    "tokenizer.ggml.eos_token_id u32 4",
     "tokenizer.ggml.add_bos_token bool true",
 };
 static const char *const llama_gguf_lines[] = {
-    "token_embd.weight Q8_0 50,64", "output_norm.weight F32 64", "output.weight F16 50,64", "blk.%L.attn_norm.weight F32 64",
-    "blk.%L.attn_q.weight Q4_0 64,64", "blk.%L.attn_k.weight Q8_0 32,64", "blk.%L.attn_v.weight Q8_0 32,64",
-    "blk.%L.attn_output.weight Q4_0 64,64", "blk.%L.ffn_norm.weight F32 64", "blk.%L.ffn_gate.weight Q4_0 96,64",
+    "token_embd.weight Q8_0 50,64",    "output_norm.weight F32 64",
+    "output.weight F16 50,64",         "blk.%L.attn_norm.weight F32 64",
+    "blk.%L.attn_q.weight Q4_0 64,64", "blk.%L.attn_k.weight Q8_0 32,64",
+    "blk.%L.attn_v.weight Q8_0 32,64", "blk.%L.attn_output.weight Q4_0 64,64",
+    "blk.%L.ffn_norm.weight F32 64",   "blk.%L.ffn_gate.weight Q4_0 96,64",
     "blk.%L.ffn_up.weight Q4_0 96,64", "blk.%L.ffn_down.weight Q4_0 64,96",
 };
 
 static const char *const oss_kv[] = {
-    "general.architecture str gpt-oss", "gpt-oss.block_count u32 2", "gpt-oss.embedding_length u32 64",
-    "gpt-oss.context_length u32 131072", "gpt-oss.feed_forward_length u32 32", "gpt-oss.attention.head_count u32 4",
-    "gpt-oss.attention.head_count_kv u32 2", "gpt-oss.attention.layer_norm_rms_epsilon f32 1e-5",
-    "gpt-oss.attention.key_length u32 16", "gpt-oss.attention.value_length u32 16", "gpt-oss.expert_count u32 3",
-    "gpt-oss.expert_used_count u32 2", "gpt-oss.expert_feed_forward_length u32 32",
-    "gpt-oss.attention.sliding_window u32 128", "gpt-oss.rope.freq_base f32 150000",
-    "gpt-oss.rope.scaling.type str yarn", "gpt-oss.rope.scaling.factor f32 32",
-    "gpt-oss.rope.scaling.original_context_length u32 4096", "tokenizer.ggml.model str gpt2",
-    "tokenizer.ggml.tokens strs a <|return|> <|end|> <|call|> <|endoftext|>", "tokenizer.ggml.eos_token_id u32 1",
+    "general.architecture str gpt-oss",
+    "gpt-oss.block_count u32 2",
+    "gpt-oss.embedding_length u32 64",
+    "gpt-oss.context_length u32 131072",
+    "gpt-oss.feed_forward_length u32 32",
+    "gpt-oss.attention.head_count u32 4",
+    "gpt-oss.attention.head_count_kv u32 2",
+    "gpt-oss.attention.layer_norm_rms_epsilon f32 1e-5",
+    "gpt-oss.attention.key_length u32 16",
+    "gpt-oss.attention.value_length u32 16",
+    "gpt-oss.expert_count u32 3",
+    "gpt-oss.expert_used_count u32 2",
+    "gpt-oss.expert_feed_forward_length u32 32",
+    "gpt-oss.attention.sliding_window u32 128",
+    "gpt-oss.rope.freq_base f32 150000",
+    "gpt-oss.rope.scaling.type str yarn",
+    "gpt-oss.rope.scaling.factor f32 32",
+    "gpt-oss.rope.scaling.original_context_length u32 4096",
+    "tokenizer.ggml.model str gpt2",
+    "tokenizer.ggml.tokens strs a <|return|> <|end|> <|call|> <|endoftext|>",
+    "tokenizer.ggml.eos_token_id u32 1",
     "tokenizer.ggml.token_type i32s 1 3 3 3 3",
 };
 static const char *const oss_gguf_lines[] = {
-    "token_embd.weight BF16 50,64", "output_norm.weight F32 64", "output.weight BF16 50,64", "blk.%L.attn_norm.weight F32 64",
-    "blk.%L.post_attention_norm.weight F32 64", "blk.%L.attn_sinks.weight F32 4",
-    "blk.%L.attn_q.weight BF16 64,64", "blk.%L.attn_q.bias F32 64", "blk.%L.attn_k.weight BF16 32,64",
-    "blk.%L.attn_k.bias F32 32", "blk.%L.attn_v.weight BF16 32,64", "blk.%L.attn_v.bias F32 32",
-    "blk.%L.attn_output.weight BF16 64,64", "blk.%L.attn_output.bias F32 64", "blk.%L.ffn_gate_inp.weight F32 3,64",
-    "blk.%L.ffn_gate_inp.bias F32 3", "blk.%L.ffn_gate_exps.weight MXFP4 3,32,64", "blk.%L.ffn_gate_exps.bias F32 3,32",
-    "blk.%L.ffn_up_exps.weight MXFP4 3,32,64", "blk.%L.ffn_up_exps.bias F32 3,32",
-    "blk.%L.ffn_down_exps.weight MXFP4 3,64,32", "blk.%L.ffn_down_exps.bias F32 3,64",
+    "token_embd.weight BF16 50,64",
+    "output_norm.weight F32 64",
+    "output.weight BF16 50,64",
+    "blk.%L.attn_norm.weight F32 64",
+    "blk.%L.post_attention_norm.weight F32 64",
+    "blk.%L.attn_sinks.weight F32 4",
+    "blk.%L.attn_q.weight BF16 64,64",
+    "blk.%L.attn_q.bias F32 64",
+    "blk.%L.attn_k.weight BF16 32,64",
+    "blk.%L.attn_k.bias F32 32",
+    "blk.%L.attn_v.weight BF16 32,64",
+    "blk.%L.attn_v.bias F32 32",
+    "blk.%L.attn_output.weight BF16 64,64",
+    "blk.%L.attn_output.bias F32 64",
+    "blk.%L.ffn_gate_inp.weight F32 3,64",
+    "blk.%L.ffn_gate_inp.bias F32 3",
+    "blk.%L.ffn_gate_exps.weight MXFP4 3,32,64",
+    "blk.%L.ffn_gate_exps.bias F32 3,32",
+    "blk.%L.ffn_up_exps.weight MXFP4 3,32,64",
+    "blk.%L.ffn_up_exps.bias F32 3,32",
+    "blk.%L.ffn_down_exps.weight MXFP4 3,64,32",
+    "blk.%L.ffn_down_exps.bias F32 3,64",
 };
 
 /* ------------------------------------------------------------------------------------------------ directories */
@@ -90,7 +153,8 @@ static void test_llama_directory(void **state)
     struct items *t = ITEMS(llama_lines, 2, 0);
     struct model *m;
     write_checkpoint(dir, llama_config, t);
-    write_text(dir, "generation_config.json", "{\"eos_token_id\":5,\"temperature\":0.5,\"top_k\":40,\"do_sample\":true}");
+    write_text(dir, "generation_config.json",
+               "{\"eos_token_id\":5,\"temperature\":0.5,\"top_k\":40,\"do_sample\":true}");
     GOOD(open_path(&m, dir, ""));
     const struct model_config *c = model_config(m);
     assert_int_equal(c->family, FAMILY_LLAMA);
@@ -172,9 +236,12 @@ static void test_left_over(void **state)
         const char *line;
         bool fine;
     } cases[] = {
-        {"model.layers.0.self_attn.k_proj.k_scale F32 1", true}, {"vision_tower.layers.0.weight BF16 4,4", true},
-        {"model.layers.1.self_attn.rotary_emb.inv_freq F32 8", true}, {"model.layers.0.self_attn.q_proj.bias BF16 64", false},
-        {"model.layers.0.self_attn.q_norm.weight BF16 16", false}, {"model.layers.2.input_layernorm.weight BF16 64", false},
+        {"model.layers.0.self_attn.k_proj.k_scale F32 1", true},
+        {"vision_tower.layers.0.weight BF16 4,4", true},
+        {"model.layers.1.self_attn.rotary_emb.inv_freq F32 8", true},
+        {"model.layers.0.self_attn.q_proj.bias BF16 64", false},
+        {"model.layers.0.self_attn.q_norm.weight BF16 16", false},
+        {"model.layers.2.input_layernorm.weight BF16 64", false},
         {"model.layers.0.post_feedforward_layernorm.weight BF16 64", false},
     };
     const char *dir = temp_dir();
@@ -198,7 +265,8 @@ static void test_gpt_oss_directory(void **state)
     (void)state;
     const char *dir = temp_dir();
     struct model *m;
-    write_checkpoint(dir, gpt_oss_config, ITEMS(gpt_oss_lines, 2, 0));
+    struct items *t = ITEMS(gpt_oss_lines, 2, 0);
+    write_checkpoint(dir, gpt_oss_config, t);
     GOOD(open_path(&m, dir, ""));
     const struct model_config *c = model_config(m);
     assert_true(c->window[0] == 128 && c->window[1] == 0);
@@ -207,6 +275,9 @@ static void test_gpt_oss_directory(void **state)
     assert_true(c->swiglu_limit == 7 && fabs((double)c->rope_mscale - 1.3465736) < 1e-6);
     assert_int_equal(c->n_experts_used, 2);
     assert_string_equal(model_quantization(m), "mxfp4");
+    size_t bytes = 0; /* gate_up counts once, though two roles are in it */
+    for (size_t i = 0; i < t->n; i++) bytes += item_count(&t->at[i]) * (strcmp(t->at[i].type, "U8") == 0 ? 1 : 2);
+    assert_int_equal(model_bytes(m), bytes);
     assert_string_equal(model_arch(m), "gpt_oss");
 
     struct tensor *blocks = tensors_find(&m->tensors, "model.layers.1.mlp.experts.gate_up_proj_blocks");
@@ -237,7 +308,6 @@ static void test_gpt_oss_directory(void **state)
     }
     model_close(&m);
 
-    struct items *t = ITEMS(gpt_oss_lines, 2, 0);
     drop_item(t, "model.layers.0.mlp.experts.gate_up_proj_blocks");
     add_line(t, "model.layers.0.mlp.experts.gate_up_proj BF16 3,64,64");
     write_checkpoint(dir, gpt_oss_config, t);
@@ -283,7 +353,8 @@ static void test_mistral3_prefixes(void **state)
             snprintf(old, sizeof old, "%s", it->name);
             bool head = strcmp(old, "lm_head.weight") == 0;
             if (form == 0) snprintf(it->name, sizeof it->name, "language_model.%.100s", old);
-            else if (!head) snprintf(it->name, sizeof it->name, "model.language_model.%.100s", old + strlen("model."));
+            else if (!head)
+                snprintf(it->name, sizeof it->name, "model.language_model.%.100s", old + strlen("model."));
             if (strstr(old, "q_proj") || strstr(old, "k_proj") || strstr(old, "v_proj")) it->dims[0] *= 2;
             if (strstr(old, "o_proj")) it->dims[1] *= 2;
         }
@@ -319,7 +390,9 @@ static void write_shards(const char *dir, const struct items *all, const char *i
     struct buf text = {0};
     assert_int_equal(buf_appendf(&text, "{\"metadata\":{},\"weight_map\":{"), OK);
     for (size_t i = 0; i < all->n; i++)
-        assert_int_equal(buf_appendf(&text, "%s\"%s\":\"model-%zu.safetensors\"", i ? "," : "", all->at[i].name, i % 2), OK);
+        assert_int_equal(buf_appendf(&text, "%s\"%s\":\"model-%zu.safetensors\"", i ? "," : "", all->at[i].name,
+                                     i % 2),
+                         OK);
     assert_int_equal(buf_appendf(&text, "%s}}", index), OK);
     write_text(dir, "model.safetensors.index.json", text.data);
     write_text(dir, "config.json", llama_config);
@@ -378,11 +451,12 @@ static void test_no_model(void **state)
     remove_dir(dir);
 }
 
-/* ------------------------------------------------------------------------------------------------ quantised matrices */
+/* ------------------------------------------------------------------------------------------ quantised matrices */
 
 static const char fp8_json[] = "{\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[16,48]}}";
 static const char ct_json[] =
-    "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\",\"config_groups\":{"
+    "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\","
+    "\"config_groups\":{"
     "\"group_0\":{\"weights\":{\"num_bits\":8,\"type\":\"float\",\"strategy\":\"channel\",\"symmetric\":true}}}}}";
 
 /* One llama checkpoint in which layer 0's v_proj [32, 64] is stored as `lines` say. */
@@ -408,8 +482,13 @@ static float stored(const struct model *m, const char *name, size_t i)
 {
     const struct tensor *t = tensors_find(&m->tensors, name);
     assert_non_null(t);
-    struct dmat d = {.type = t->type, .rows = 1, .cols = 1, .data = t->data + i * (t->bytes / item_count(&(struct item){
-                     .n_dims = t->n_dims, .dims = {t->dims[0], t->dims[1], t->dims[2]}}))};
+    struct dmat d = {.type = t->type,
+                     .rows = 1,
+                     .cols = 1,
+                     .data =
+                         t->data +
+                         i * (t->bytes / item_count(&(struct item){.n_dims = t->n_dims,
+                                                                   .dims = {t->dims[0], t->dims[1], t->dims[2]}}))};
     return value_of(&d, 0, 0);
 }
 
@@ -420,7 +499,8 @@ static void test_fp8(void **state)
         const char *scale, *patch, *text;
         size_t of_20_50; /* the scale of element (20, 50) */
     } cases[] = {
-        {V "weight_scale F32", "{}", "fp8 per tensor", 0}, {V "weight_scale BF16 1", ct_json, "compressed-tensors fp8 per tensor", 0},
+        {V "weight_scale F32", "{}", "fp8 per tensor", 0},
+        {V "weight_scale BF16 1", ct_json, "compressed-tensors fp8 per tensor", 0},
         {V "weight_scale F32 32", "{}", "fp8 per channel", 20},
         {V "weight_scale BF16 32,1", ct_json, "compressed-tensors fp8 per channel", 20},
         {V "weight_scale_inv BF16 2,2", fp8_json, "fp8 in blocks of 16x48", 3},
@@ -432,7 +512,8 @@ static void test_fp8(void **state)
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char name[128];
         sscanf(cases[i].scale, "%127s", name);
-        GOOD(open_quantised(&m, dir, LINES(V "weight F8_E4M3 32,64", cases[i].scale, V "input_scale F32"), cases[i].patch));
+        GOOD(open_quantised(&m, dir, LINES(V "weight F8_E4M3 32,64", cases[i].scale, V "input_scale F32"),
+                            cases[i].patch));
         assert_string_equal(model_quantization(m), cases[i].text);
         struct dmat w = model_mat(m, ROLE_V, 0, 0);
         assert_int_equal(w.type, DT_F8_E4M3);
@@ -442,27 +523,33 @@ static void test_fp8(void **state)
         model_close(&m);
     }
     REFUSED(open_quantised(&m, dir, LINES(V "weight F8_E4M3 32,64"), fp8_json), V "weight_scale is missing");
-    REFUSED(open_quantised(&m, dir, LINES(V "weight F8_E4M3 32,64", V "weight_scale F32 31"), "{}"), "has shape [31], but");
+    REFUSED(open_quantised(&m, dir, LINES(V "weight F8_E4M3 32,64", V "weight_scale F32 31"), "{}"),
+            "has shape [31], but");
     REFUSED(open_quantised(&m, dir, LINES(V "weight F8_E4M3 32,64", V "weight_scale_inv F32 3,2"), fp8_json),
             "has shape [3, 2], but for a weight [32, 64]");
-    REFUSED(open_quantised(&m, dir, LINES(V "weight F8_E4M3 32,64", V "weight_scale F8_E4M3 32"), "{}"), "has type F8_E4M3");
-    REFUSED(open_quantised(&m, dir, LINES(V "weight F8_E4M3 32,64", V "weight_scale F32", V "weight_scale_inv F32"), "{}"),
+    REFUSED(open_quantised(&m, dir, LINES(V "weight F8_E4M3 32,64", V "weight_scale F8_E4M3 32"), "{}"),
+            "has type F8_E4M3");
+    REFUSED(open_quantised(&m, dir, LINES(V "weight F8_E4M3 32,64", V "weight_scale F32", V "weight_scale_inv F32"),
+                           "{}"),
             "has both weight_scale and weight_scale_inv");
     REFUSED(open_quantised(&m, dir, LINES(V "weight F8_E5M2 32,64", V "weight_scale F32"), "{}"), "has type F8_E5M2");
-    REFUSED(open_quantised(&m, dir, LINES(V "weight BF16 32,64", V "weight_scale F32"), "{}"), "a weight_scale beside it");
+    REFUSED(open_quantised(&m, dir, LINES(V "weight BF16 32,64", V "weight_scale F32"), "{}"),
+            "a weight_scale beside it");
     remove_dir(dir);
 }
 
 static void test_nvfp4(void **state)
 {
     (void)state;
-    static const char side[] = "{\"producer\":{\"name\":\"modelopt\"},\"quantization\":{\"quant_algo\":\"NVFP4\",\"group_size\":16}}";
+    static const char side[] =
+        "{\"producer\":{\"name\":\"modelopt\"},\"quantization\":{\"quant_algo\":\"NVFP4\",\"group_size\":16}}";
     static const char ct[] = "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\","
                              "\"format\":\"nvfp4-pack-quantized\"}}";
     const char *dir = temp_dir();
     struct model *m;
     write_text(dir, "hf_quant_config.json", side);
-    GOOD(open_quantised(&m, dir, LINES(V "weight U8 32,32", V "weight_scale F8_E4M3 32,4", V "weight_scale_2 F32"), "{}"));
+    GOOD(open_quantised(&m, dir, LINES(V "weight U8 32,32", V "weight_scale F8_E4M3 32,4", V "weight_scale_2 F32"),
+                        "{}"));
     assert_string_equal(model_quantization(m), "modelopt nvfp4");
     struct dmat w = model_mat(m, ROLE_V, 0, 0);
     const uint8_t *nibbles = tensors_find(&m->tensors, V "weight")->data;
@@ -472,7 +559,10 @@ static void test_nvfp4(void **state)
     remove_dir(dir);
 
     dir = temp_dir();
-    GOOD(open_quantised(&m, dir, LINES(V "weight_packed U8 32,32", V "weight_scale F8_E4M3 32,4", V "weight_global_scale F32 1"), ct));
+    GOOD(open_quantised(&m, dir,
+                        LINES(V "weight_packed U8 32,32", V "weight_scale F8_E4M3 32,4",
+                              V "weight_global_scale F32 1"),
+                        ct));
     assert_string_equal(model_quantization(m), "compressed-tensors nvfp4");
     w = model_mat(m, ROLE_V, 0, 0);
     nibbles = tensors_find(&m->tensors, V "weight_packed")->data;
@@ -480,12 +570,18 @@ static void test_nvfp4(void **state)
     whole = 1 / stored(m, V "weight_global_scale", 0);
     assert_true(value_of(&w, 20, 50) == e2m1_to_f32(nibbles[20 * 32 + 25] & 15) * (block * whole));
     model_close(&m);
-    REFUSED(open_quantised(&m, dir, LINES(V "weight U8 32,32", V "weight_scale F8_E4M3 32,4"), "{}"), V "weight_scale_2 is missing");
-    REFUSED(open_quantised(&m, dir, LINES(V "weight_packed U8 32,32", V "weight_scale U8 32,2", V "weight_global_scale F32"), "{}"),
+    REFUSED(open_quantised(&m, dir, LINES(V "weight U8 32,32", V "weight_scale F8_E4M3 32,4"), "{}"),
+            V "weight_scale_2 is missing");
+    REFUSED(open_quantised(&m, dir,
+                           LINES(V "weight_packed U8 32,32", V "weight_scale U8 32,2", V "weight_global_scale F32"),
+                           "{}"),
             "weight_scale has type U8, expected F8_E4M3");
-    REFUSED(open_quantised(&m, dir, LINES(V "weight_packed I32 32,8", V "weight_scale BF16 32,1", V "weight_global_scale F32"), "{}"),
+    REFUSED(open_quantised(&m, dir,
+                           LINES(V "weight_packed I32 32,8", V "weight_scale BF16 32,1", V "weight_global_scale F32"),
+                           "{}"),
             "weight_packed has type I32, expected U8");
-    REFUSED(open_quantised(&m, dir, LINES(V "weight U8 32,31", V "weight_scale F8_E4M3 32,4", V "weight_scale_2 F32"), "{}"),
+    REFUSED(open_quantised(&m, dir, LINES(V "weight U8 32,31", V "weight_scale F8_E4M3 32,4", V "weight_scale_2 F32"),
+                           "{}"),
             "has shape [32, 31]");
     remove_dir(dir);
 }
@@ -508,7 +604,8 @@ struct sparse {
     size_t at;
 };
 
-static void add_sparse(struct sparse *s, const char *type, size_t size, size_t rows, size_t cols, const char *format, ...)
+static void add_sparse(struct sparse *s, const char *type, size_t size, size_t rows, size_t cols, const char *format,
+                       ...)
 {
     char name[128];
     va_list args;
@@ -516,7 +613,9 @@ static void add_sparse(struct sparse *s, const char *type, size_t size, size_t r
     vsnprintf(name, sizeof name, format, args);
     va_end(args);
     size_t bytes = rows * (cols ? cols : 1) * size;
-    assert_int_equal(buf_appendf(&s->header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu", s->header.len ? "," : "{", name, type, rows), OK);
+    assert_int_equal(buf_appendf(&s->header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu", s->header.len ? "," : "{",
+                                 name, type, rows),
+                     OK);
     if (cols) assert_int_equal(buf_appendf(&s->header, ",%zu", cols), OK);
     assert_int_equal(buf_appendf(&s->header, "],\"data_offsets\":[%zu,%zu]}", s->at, s->at + bytes), OK);
     s->at += bytes;
@@ -530,14 +629,17 @@ static void add_sparse_matrices(struct sparse *s, bool scales)
     static const struct {
         const char *name;
         size_t rows, cols;
-    } parts[] = {{"self_attn.q_proj", 4096, 2048}, {"self_attn.k_proj", 512, 2048}, {"self_attn.v_proj", 512, 2048},
+    } parts[] = {{"self_attn.q_proj", 4096, 2048},
+                 {"self_attn.k_proj", 512, 2048},
+                 {"self_attn.v_proj", 512, 2048},
                  {"self_attn.o_proj", 2048, 4096}},
       of_expert[] = {{"gate", 768, 2048}, {"up", 768, 2048}, {"down", 2048, 768}};
     const char *type = scales ? "BF16" : "F8_E4M3", *tail = scales ? "weight_scale_inv" : "weight";
     size_t size = scales ? 2 : 1, by = scales ? 128 : 1;
     for (int l = 0; l < BIG_LAYERS; l++) {
         for (size_t i = 0; i < COUNT_OF(parts); i++)
-            add_sparse(s, type, size, parts[i].rows / by, parts[i].cols / by, "model.layers.%d.%s.%s", l, parts[i].name, tail);
+            add_sparse(s, type, size, parts[i].rows / by, parts[i].cols / by, "model.layers.%d.%s.%s", l,
+                       parts[i].name, tail);
         for (int x = 0; x < BIG_EXPERTS; x++)
             for (size_t i = 0; i < COUNT_OF(of_expert); i++)
                 add_sparse(s, type, size, of_expert[i].rows / by, of_expert[i].cols / by,
@@ -545,7 +647,8 @@ static void add_sparse_matrices(struct sparse *s, bool scales)
     }
 }
 
-/* Qwen3-Coder's shape: 18,432 expert matrices, 30 GB, in a sparse file. Nothing may be read but the header and scales. */
+/* Qwen3-Coder's shape: 18,432 expert matrices, 30 GB, in a sparse file. Nothing may be read but the header and
+ * scales. */
 static void test_large_opens_fast(void **state)
 {
     (void)state;
@@ -558,7 +661,10 @@ static void test_large_opens_fast(void **state)
     static const struct {
         const char *name;
         size_t n;
-    } norms[] = {{"input_layernorm", 2048}, {"post_attention_layernorm", 2048}, {"self_attn.q_norm", 128}, {"self_attn.k_norm", 128}};
+    } norms[] = {{"input_layernorm", 2048},
+                 {"post_attention_layernorm", 2048},
+                 {"self_attn.q_norm", 128},
+                 {"self_attn.k_norm", 128}};
     const char *dir = temp_dir();
     struct sparse s = {0};
     struct buf start = {0};
@@ -600,7 +706,8 @@ static void test_large_opens_fast(void **state)
 
 /* ------------------------------------------------------------------------------------------------ GGUF models */
 
-#define KV(...) (const char *const[]){__VA_ARGS__}
+#define KV(...)                                                                                                      \
+    (const char *const[]) { __VA_ARGS__ }
 
 static void test_llama_gguf(void **state)
 {
@@ -668,6 +775,12 @@ static void test_gpt_oss_gguf(void **state)
     assert_true(c->window[0] == 128 && c->window[1] == 0 && c->activation == ACT_SWIGLU_OAI && !c->rope_interleaved);
     assert_int_equal(c->router, ROUTER_TOPK_SOFTMAX);
     assert_true(fabs((double)c->rope_mscale - 1.3465736) < 1e-6);
+    struct arena a = {0};
+    struct hf_config same;
+    GOOD(hf_config_parse(&same, span_of(gpt_oss_config), "config.json", &a, &err));
+    for (int i = 0; i < 8; i++) /* YaRN without rounding, though GGUF does not say so */
+        assert_true(fabsf(c->rope_inv_freq[i] - same.c.rope_inv_freq[i]) <= 1e-6f * same.c.rope_inv_freq[i]);
+    arena_free(&a);
     assert_int_equal(c->n_stop, 3); /* <|return|>, <|call|>, <|endoftext|>, and not <|end|> */
     for (int i = 0; i < 3; i++) assert_int_not_equal(c->stop[i], 2);
     struct dmat up = model_mat(m, ROLE_UP, 1, 2);
@@ -713,25 +826,32 @@ static void test_gguf_refusals(void **state)
     static const struct {
         const char *drop, *key, *line, *text;
     } cases[] = {
-        {"general.architecture", "general.architecture str mamba", NULL, "general.architecture is mamba, known are llama, mistral3"},
+        {"general.architecture", "general.architecture str mamba", NULL,
+         "general.architecture is mamba, known are llama, mistral3"},
         {"general.architecture", NULL, NULL, "general.architecture is missing"},
         {"llama.block_count", NULL, NULL, "llama.block_count is missing"},
         {"llama.block_count", "llama.block_count str two", NULL, "llama.block_count is string, expected an integer"},
         {"llama.block_count", "llama.block_count u32 1", NULL, "tensor blk.1."},
-        {"llama.block_count", "llama.block_count u64 99999999999", NULL, "llama.block_count is 99999999999, expected 1 to 4096"},
-        {"llama.attention.head_count_kv", "llama.attention.head_count_kv i32s 2 1", NULL, "differs by layer (2, then 1)"},
-        {"llama.rope.dimension_count", "llama.rope.dimension_count u32 8", NULL, "keys, values and rotation are 16, 16, 8"},
+        {"llama.block_count", "llama.block_count u64 99999999999", NULL,
+         "llama.block_count is 99999999999, expected 1 to 4096"},
+        {"llama.attention.head_count_kv", "llama.attention.head_count_kv i32s 2 1", NULL,
+         "differs by layer (2, then 1)"},
+        {"llama.rope.dimension_count", "llama.rope.dimension_count u32 8", NULL,
+         "keys, values and rotation are 16, 16, 8"},
         {"llama.attention.layer_norm_rms_epsilon", NULL, NULL, "RMS norm epsilon 0"},
         {NULL, "llama.expert_count u32 8", NULL, "llama.expert_used_count is missing"},
         {NULL, "llama.logit_scale f32 0.5", NULL, "llama.logit_scale is 0.5, which changes the maths"},
         {NULL, "llama.attention.temperature_scale f32 0.1", NULL, "temperature_scale is 0.1"},
         {NULL, "llama.attention.causal bool false", NULL, "llama.attention.causal is false"},
-        {NULL, "llama.rope.scaling.type str longrope", NULL, "rope.scaling.type is longrope, known are none, linear, yarn"},
+        {NULL, "llama.rope.scaling.type str longrope", NULL,
+         "rope.scaling.type is longrope, known are none, linear, yarn"},
         {NULL, "llama.vocab_size u32 51", NULL, "llama.vocab_size is 51, expected 1 to 50"},
-        {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eos_token_id u32 77", NULL, "end token 77 is outside the vocabulary of 50"},
+        {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eos_token_id u32 77", NULL,
+         "end token 77 is outside the vocabulary of 50"},
         {NULL, NULL, "blk.0.attn_q_norm.weight F32 16", "tensor blk.0.attn_q_norm.weight is none that"},
         {NULL, NULL, "blk.0.ffn_gate.bias F32 96", "tensor blk.0.ffn_gate.bias is none that"},
-        {NULL, NULL, "rope_freqs.weight F32 9", "tensor rope_freqs.weight has shape [9], but the configuration makes it [8]"},
+        {NULL, NULL, "rope_freqs.weight F32 9",
+         "tensor rope_freqs.weight has shape [9], but the configuration makes it [8]"},
     };
     const char *dir = temp_dir();
     struct model *m;
@@ -740,7 +860,8 @@ static void test_gguf_refusals(void **state)
         size_t n = 0;
         for (size_t k = 0; k < COUNT_OF(llama_kv); k++) {
             size_t len = strcspn(llama_kv[k], " ");
-            if (!cases[i].drop || strlen(cases[i].drop) != len || strncmp(llama_kv[k], cases[i].drop, len) != 0) kv[n++] = llama_kv[k];
+            if (!cases[i].drop || strlen(cases[i].drop) != len || strncmp(llama_kv[k], cases[i].drop, len) != 0)
+                kv[n++] = llama_kv[k];
         }
         if (cases[i].key) kv[n++] = cases[i].key;
         struct items *t = ITEMS(llama_gguf_lines, 2, 0);
@@ -752,7 +873,8 @@ static void test_gguf_refusals(void **state)
     struct items *t = ITEMS(llama_gguf_lines, 2, 0);
     snprintf(find_item(t, "blk.1.ffn_up.weight")->type, 16, "NVFP4");
     write_gguf(dir, "m.gguf", llama_kv, COUNT_OF(llama_kv), t);
-    REFUSED(open_path(&m, dir, "m.gguf"), "tensor blk.1.ffn_up.weight has type NVFP4, known are F32, F16, BF16, Q8_0");
+    REFUSED(open_path(&m, dir, "m.gguf"),
+            "tensor blk.1.ffn_up.weight has type NVFP4, known are F32, F16, BF16, Q8_0");
     t = ITEMS(llama_gguf_lines, 2, 0);
     add_line(t, "rope_freqs.weight F32 8");
     write_gguf(dir, "m.gguf", llama_kv, COUNT_OF(llama_kv), t);
@@ -808,11 +930,12 @@ static void test_gguf_parts(void **state)
     assert_int_equal(rename(from, to), 0);
     REFUSED(open_path(&m, dir, names[2]), "m-00002-of-00003.gguf: part 2 of 3 is missing");
     REFUSED(open_path(&m, dir, "other.gguf"), "is not named NAME-00001-of-00003.gguf");
-    snprintf(to, sizeof to, "%s/%s", dir, names[0]);
-    snprintf(from, sizeof from, "%s/%s", dir, names[1]);
     write_parts(dir, 3, 0);
-    assert_int_equal(rename(to, from), 0); /* the first part under the second's name */
-    REFUSED(open_path(&m, dir, names[1]), "m-00001-of-00003.gguf: part 1 of 3 is missing");
+    snprintf(from, sizeof from, "%s/%s", dir, names[1]);
+    snprintf(to, sizeof to, "%s/%s", dir, names[2]);
+    assert_int_equal(rename(from, to), 0);
+    assert_int_equal(link(to, from), 0); /* the second part under the third's name, too */
+    REFUSED(open_path(&m, dir, names[0]), "m-00003-of-00003.gguf: split.no is 1, its name and place make it 2");
     remove_dir(dir);
 }
 
@@ -835,13 +958,23 @@ static void test_cut_model(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_llama_directory), cmocka_unit_test(test_each_tensor_matters),
-        cmocka_unit_test(test_left_over), cmocka_unit_test(test_gpt_oss_directory),
-        cmocka_unit_test(test_moe_directory), cmocka_unit_test(test_mistral3_prefixes), cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_no_model), cmocka_unit_test(test_fp8), cmocka_unit_test(test_nvfp4),
-        cmocka_unit_test(test_large_opens_fast), cmocka_unit_test(test_llama_gguf),
-        cmocka_unit_test(test_gguf_each_tensor_matters), cmocka_unit_test(test_gpt_oss_gguf),
-        cmocka_unit_test(test_gguf_merged), cmocka_unit_test(test_gguf_refusals), cmocka_unit_test(test_gguf_parts),
+        cmocka_unit_test(test_llama_directory),
+        cmocka_unit_test(test_each_tensor_matters),
+        cmocka_unit_test(test_left_over),
+        cmocka_unit_test(test_gpt_oss_directory),
+        cmocka_unit_test(test_moe_directory),
+        cmocka_unit_test(test_mistral3_prefixes),
+        cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_no_model),
+        cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_nvfp4),
+        cmocka_unit_test(test_large_opens_fast),
+        cmocka_unit_test(test_llama_gguf),
+        cmocka_unit_test(test_gguf_each_tensor_matters),
+        cmocka_unit_test(test_gpt_oss_gguf),
+        cmocka_unit_test(test_gguf_merged),
+        cmocka_unit_test(test_gguf_refusals),
+        cmocka_unit_test(test_gguf_parts),
         cmocka_unit_test(test_cut_model),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

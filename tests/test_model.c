@@ -91,12 +91,16 @@ static void test_safetensors_vector(void **state)
     GOOD(safetensors_parse(&t, (const uint8_t *)b.data, b.len, "vector", &a, &err));
     GOOD(tensors_index(&t, &err));
     assert_int_equal(t.n, 3);
-    json_object_foreach(json_object_get(v, "tensors"), name, one) {
+    json_object_foreach(json_object_get(v, "tensors"), name, one)
+    {
         const struct tensor *found = tensors_find(&t, name);
         assert_non_null(found);
         assert_true(span_is(found->type_name, json_string_value(json_object_get(one, "dtype"))));
         const json_t *values = json_object_get(one, "values");
-        struct dmat m = {.type = found->type, .rows = 1, .cols = (int64_t)json_array_size(values), .data = found->data};
+        struct dmat m = {.type = found->type,
+                         .rows = 1,
+                         .cols = (int64_t)json_array_size(values),
+                         .data = found->data};
         for (size_t i = 0; i < json_array_size(values); i++)
             assert_true((double)value_of(&m, 0, (int64_t)i) == json_number_value(json_array_get(values, i)));
     }
@@ -189,7 +193,8 @@ static int parse_gguf(const uint8_t *data, size_t len)
     if (rc == OK) rc = gguf_vocab(&v, &g, &a, &err);
     if (rc == OK) rc = tensors_index(&t, &err);
     for (size_t i = 0; i < t.n && rc == OK; i++)
-        if (t.items[i].bytes) assert_true(t.items[i].data >= data && t.items[i].data + t.items[i].bytes <= data + len);
+        if (t.items[i].bytes)
+            assert_true(t.items[i].data >= data && t.items[i].data + t.items[i].bytes <= data + len);
     tensors_free(&t);
     arena_free(&a);
     return rc;
@@ -349,6 +354,17 @@ static void test_hostile_gguf(void **state)
     }
     while (b.len < 512) append(&b, "", 1);
     refuse_gguf(b, "tensor first of 64 bytes overlaps tensor second, which begins 32 bytes later");
+
+    b = gguf_start(3, 2, 0);
+    for (int i = 0; i < 2; i++) {
+        append_str(&b, "same");
+        append_u32(&b, 1);
+        append_u64(&b, 8);
+        append_u32(&b, 0);
+        append_u64(&b, (uint64_t)i * 32);
+    }
+    while (b.len < 512) append(&b, "", 1);
+    refuse_gguf(b, "tensor same occurs twice");
 }
 
 static void refuse_header(const char *json, size_t data, const char *text)
@@ -368,19 +384,27 @@ static void test_hostile_safetensors(void **state)
     static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n";
     REFUSED(parse_safetensors(huge, sizeof huge), "1152921504606846976 bytes");
     REFUSED(parse_safetensors((const uint8_t *)pointer, sizeof pointer), "Git LFS pointer");
+    static const uint8_t one_more[] = {3, 0, 0, 0, 0, 0, 0, 0, '{', '}'};
+    REFUSED(parse_safetensors(one_more, sizeof one_more), "header takes 3 bytes, but 2 follow");
     refuse_header("[]", 0, "does not begin with '{'");
     refuse_header("{\"a\":1", 0, "not valid JSON");
     refuse_header("{\"a\":{},\"a\":{}}", 0, "not valid JSON");
     refuse_header("{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "tensor a: dtype is missing");
     refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, "dimension 0");
-    refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4, "end at 0 before they begin at 4");
-    refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,8]}}", 4, "reach byte 8 of a data section of 4");
-    refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "span 8 bytes, but shape [3] of F32 takes 12");
-    refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,8]}}", 8, "too large");
+    refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4,
+                  "end at 0 before they begin at 4");
+    refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,8]}}", 4,
+                  "reach byte 8 of a data section of 4");
+    refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8,
+                  "span 8 bytes, but shape [3] of F32 takes 12");
+    refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,8]}}", 8,
+                  "too large");
     refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "not a pair");
-    refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4, "9 dimensions");
+    refuse_header("{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4,
+                  "9 dimensions");
     refuse_header("{\"a\":{\"dtype\":\"U8\",\"shape\":[6],\"data_offsets\":[0,6]},"
-                  "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[2,6]}}", 8, "tensor a of 6 bytes overlaps tensor b");
+                  "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[2,6]}}",
+                  8, "tensor a of 6 bytes overlaps tensor b");
 }
 
 /* ------------------------------------------------------------------------------------------------ configuration */
@@ -405,14 +429,18 @@ static void test_config_refusals(void **state)
     static const struct {
         const char *config, *patch, *text;
     } cases[] = {
-        {llama_config, "{\"model_type\":\"mamba\"}", "model_type is mamba, known are llama, mistral, mistral3, qwen2"},
-        {llama_config, "{\"architectures\":[\"LlamaForSequenceClassification\"]}", "LlamaForSequenceClassification, known are"},
-        {llama_config, "{\"model_type\":null,\"architectures\":null}", "both model_type and architectures are missing"},
+        {llama_config, "{\"model_type\":\"mamba\"}",
+         "model_type is mamba, known are llama, mistral, mistral3, qwen2"},
+        {llama_config, "{\"architectures\":[\"LlamaForSequenceClassification\"]}",
+         "LlamaForSequenceClassification, known are"},
+        {llama_config, "{\"model_type\":null,\"architectures\":null}",
+         "both model_type and architectures are missing"},
         {llama_config, "{\"hidden_size\":null}", "hidden_size is missing"},
         {llama_config, "{\"hidden_size\":\"64\"}", "hidden_size is a string, expected a whole number"},
         {llama_config, "{\"hidden_size\":64.5}", "hidden_size is a fraction"},
         {llama_config, "{\"hidden_size\":-64}", "hidden_size is -64, expected 1 to"},
-        {llama_config, "{\"num_hidden_layers\":1e18}", "num_hidden_layers is 1000000000000000000, expected 1 to 4096"},
+        {llama_config, "{\"num_hidden_layers\":1e18}",
+         "num_hidden_layers is 1000000000000000000, expected 1 to 4096"},
         {llama_config, "{\"num_key_value_heads\":3}", "4 query heads do not divide among 3 key heads"},
         {llama_config, "{\"head_dim\":15}", "head width 15"},
         {llama_config, "{\"head_dim\":512}", "head width 512, known are even widths up to 256"},
@@ -428,14 +456,18 @@ static void test_config_refusals(void **state)
         {llama_config, "{\"partial_rotary_factor\":0.5}", "partial_rotary_factor is 0.5"},
         {llama_config, "{\"use_qk_norm\":true}", "use_qk_norm is true"},
         {llama_config, "{\"qkv_bias\":true}", "qkv_bias is true"},
-        {llama_config, "{\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}}", "rope type is dynamic, known are default, linear"},
+        {llama_config, "{\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}}",
+         "rope type is dynamic, known are default, linear"},
         {llama_config, "{\"rope_scaling\":{\"rope_type\":\"longrope\"}}", "rope type is longrope"},
         {llama_config, "{\"rope_scaling\":{\"type\":\"linear\"}}", "rope factor is missing"},
         {llama_config, "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":-2}}", "rope factor -2"},
-        {llama_config, "{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}}", "low_freq_factor or high_freq_factor is missing"},
-        {llama_config, "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2},\"rope_parameters\":{\"rope_type\":\"default\"}}",
+        {llama_config, "{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}}",
+         "low_freq_factor or high_freq_factor is missing"},
+        {llama_config,
+         "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2},\"rope_parameters\":{\"rope_type\":\"default\"}}",
          "rope_scaling has type yarn, but rope_parameters default"},
-        {llama_config, "{\"rope_parameters\":{\"full_attention\":{\"rope_theta\":1}}}", "by layer type (full_attention)"},
+        {llama_config, "{\"rope_parameters\":{\"full_attention\":{\"rope_theta\":1}}}",
+         "by layer type (full_attention)"},
         {llama_config, "{\"rope_theta\":0}", "rope theta 0"},
         {llama_config, "{\"layer_types\":[\"sliding_attention\",\"full_attention\"]}", "no sliding_window applies"},
         {llama_config, "{\"layer_types\":[\"full_attention\"]}", "layer_types has 1 elements for 2 layers"},
@@ -449,19 +481,27 @@ static void test_config_refusals(void **state)
         {gpt_oss_config, "{\"rope_scaling\":null}", "rope_scaling is missing"},
         {gpt_oss_config, "{\"swiglu_alpha\":1.5}", "swiglu_alpha is 1.5"},
         {gpt_oss_config, "{\"swiglu_limit\":0}", "swiglu_limit is 0"},
-        {llama_config, "{\"quantization_config\":{\"quant_method\":\"awq\"}}", "quant_method is awq, known are fp8, mxfp4"},
+        {llama_config, "{\"quantization_config\":{\"quant_method\":\"awq\"}}",
+         "quant_method is awq, known are fp8, mxfp4"},
         {llama_config, "{\"quantization_config\":{\"bits\":4}}", "quant_method is missing"},
         {llama_config, "{\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}}", "fmt e5m2"},
-        {llama_config, "{\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[0,128]}}", "weight_block_size"},
+        {llama_config, "{\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[0,128]}}",
+         "weight_block_size"},
         {llama_config, "{\"quantization_config\":{\"quant_method\":\"modelopt\",\"quant_algo\":\"FP8_PB_WO\"}}",
          "quant_algo is FP8_PB_WO"},
-        {llama_config, "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\"}}",
+        {llama_config,
+         "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\"}}",
          "format is pack-quantized"},
-        {llama_config, "{\"compression_config\":{\"format\":\"int-quantized\",\"config_groups\":{}}}", "format is int-quantized"},
-        {llama_config, "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\","
-                       "\"config_groups\":{\"group_0\":{\"weights\":{\"num_bits\":8,\"type\":\"int\"}}}}}", "int of 8 bits"},
-        {llama_config, "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\","
-                       "\"sparsity_config\":{\"format\":\"sparse-24-bitmask\"}}}", "sparse-24-bitmask"},
+        {llama_config, "{\"compression_config\":{\"format\":\"int-quantized\",\"config_groups\":{}}}",
+         "format is int-quantized"},
+        {llama_config,
+         "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\","
+         "\"config_groups\":{\"group_0\":{\"weights\":{\"num_bits\":8,\"type\":\"int\"}}}}}",
+         "int of 8 bits"},
+        {llama_config,
+         "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\","
+         "\"sparsity_config\":{\"format\":\"sparse-24-bitmask\"}}}",
+         "sparse-24-bitmask"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         struct arena a = {0};
@@ -488,9 +528,11 @@ static void test_config_windows(void **state)
         {"{\"model_type\":\"llama\",\"sliding_window\":32}", {0, 0}},
         {"{\"model_type\":\"qwen2\",\"architectures\":null,\"sliding_window\":32}", {0, 0}},
         {"{\"model_type\":\"qwen2\",\"architectures\":null,\"sliding_window\":32,\"use_sliding_window\":true,"
-         "\"max_window_layers\":1}", {0, 32}},
+         "\"max_window_layers\":1}",
+         {0, 32}},
         {"{\"model_type\":\"qwen3\",\"architectures\":null,\"sliding_window\":32,\"use_sliding_window\":true,"
-         "\"layer_types\":[\"sliding_attention\",\"full_attention\"]}", {32, 0}},
+         "\"layer_types\":[\"sliding_attention\",\"full_attention\"]}",
+         {32, 0}},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         struct arena a = {0};
@@ -508,23 +550,28 @@ static void test_config_spellings(void **state)
     struct arena a = {0};
     struct hf_config old, new;
     GOOD(parse_patched(&old, &a, gpt_oss_config, "{}"));
-    GOOD(parse_patched(&new, &a, gpt_oss_config,
-                       "{\"rope_scaling\":null,\"rope_theta\":null,\"experts_per_token\":null,\"num_experts_per_tok\":2,"
-                       "\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":150000.0,\"factor\":32.0,\"beta_fast\":32.0,"
-                       "\"beta_slow\":1.0,\"original_max_position_embeddings\":4096,\"truncate\":false}}"));
+    GOOD(parse_patched(
+        &new, &a, gpt_oss_config,
+        "{\"rope_scaling\":null,\"rope_theta\":null,\"experts_per_token\":null,\"num_experts_per_tok\":2,"
+        "\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":150000.0,\"factor\":32.0,\"beta_fast\":32.0,"
+        "\"beta_slow\":1.0,\"original_max_position_embeddings\":4096,\"truncate\":false}}"));
     for (int i = 0; i < old.c.d_head / 2; i++) assert_true(old.c.rope_inv_freq[i] == new.c.rope_inv_freq[i]);
-    assert_true(old.c.rope_mscale == new.c.rope_mscale && old.c.rope_inv_freq[7] < 0.01f);
+    assert_true(old.c.rope_mscale == new.c.rope_mscale &&old.c.rope_inv_freq[7] < 0.01f);
     assert_true(old.qkv_bias && old.o_bias);
-    GOOD(parse_patched(&new, &a, moe_config, "{\"num_experts\":null,\"num_local_experts\":3,\"norm_topk_prob\":false}"));
+    GOOD(parse_patched(&new, &a, moe_config,
+                       "{\"num_experts\":null,\"num_local_experts\":3,\"norm_topk_prob\":false}"));
     assert_int_equal(new.c.n_experts, 3);
     assert_int_equal(new.c.router, ROUTER_SOFTMAX_TOPK);
-    GOOD(parse_patched(&new, &a, llama_config, "{\"num_key_value_heads\":null,\"attention_bias\":true,\"eos_token_id\":null}"));
-    assert_true(new.c.n_kv_heads == 4 && new.qkv_bias && new.o_bias && new.c.n_stop == 0);
-    GOOD(parse_patched(&new, &a, llama_config, "{\"model_type\":\"qwen2\",\"architectures\":[\"Qwen2ForCausalLM\"]}"));
-    assert_true(new.qkv_bias && !new.o_bias);
     GOOD(parse_patched(&new, &a, llama_config,
-                       "{\"rope_theta\":500000.0,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,"
-                       "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}"));
+                       "{\"num_key_value_heads\":null,\"attention_bias\":true,\"eos_token_id\":null}"));
+    assert_true(new.c.n_kv_heads == 4 && new.qkv_bias &&new.o_bias &&new.c.n_stop == 0);
+    GOOD(
+        parse_patched(&new, &a, llama_config, "{\"model_type\":\"qwen2\",\"architectures\":[\"Qwen2ForCausalLM\"]}"));
+    assert_true(new.qkv_bias && !new.o_bias);
+    GOOD(parse_patched(
+        &new, &a, llama_config,
+        "{\"rope_theta\":500000.0,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8.0,"
+        "\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}"));
     assert_true(fabs((double)new.c.rope_inv_freq[7] * 8 - pow(500000, -14.0 / 16)) < 1e-9);
     arena_free(&a);
 }
@@ -532,11 +579,11 @@ static void test_config_spellings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gguf_vector), cmocka_unit_test(test_safetensors_vector),
-        cmocka_unit_test(test_rope_llama3), cmocka_unit_test(test_rope_yarn), cmocka_unit_test(test_every_byte),
-        cmocka_unit_test(test_hostile_gguf), cmocka_unit_test(test_hostile_safetensors),
-        cmocka_unit_test(test_config_refusals), cmocka_unit_test(test_config_windows),
-        cmocka_unit_test(test_config_spellings),
+        cmocka_unit_test(test_gguf_vector),         cmocka_unit_test(test_safetensors_vector),
+        cmocka_unit_test(test_rope_llama3),         cmocka_unit_test(test_rope_yarn),
+        cmocka_unit_test(test_every_byte),          cmocka_unit_test(test_hostile_gguf),
+        cmocka_unit_test(test_hostile_safetensors), cmocka_unit_test(test_config_refusals),
+        cmocka_unit_test(test_config_windows),      cmocka_unit_test(test_config_spellings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

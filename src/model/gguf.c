@@ -1,6 +1,7 @@
-/* gguf: one file's header: metadata and tensor table, read in one pass with every length checked against the bytes that
- * are left, and nothing allocated that these bytes do not pay for. Values stay where they are in the file and are read
- * with memcpy, since nothing in a GGUF file is aligned but the tensors. Big-endian files and version 1 are refused. */
+/* gguf: one file's header: metadata and tensor table, read in one pass with every length checked against the bytes
+ * that are left, and nothing allocated that these bytes do not pay for. Values stay where they are in the file and
+ * are read with memcpy, since nothing in a GGUF file is aligned but the tensors. Big-endian files and version 1 are
+ * refused. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -10,22 +11,25 @@ enum { MAX_KV = 4096, MAX_TENSORS = 1 << 20, MAX_KEY = 1024, MAX_GGUF_DIMS = 4 }
 
 /* Bytes of a value of fixed size; 0 for strings and arrays. */
 static const size_t value_bytes[GGUF_TYPE_COUNT] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
-static const char *const value_names[GGUF_TYPE_COUNT] = {"u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool",
-                                                         "string", "array", "u64", "i64", "f64"};
+static const char *const value_names[GGUF_TYPE_COUNT] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
+                                                         "bool", "string", "array", "u64", "i64", "f64"};
 
 /* By ggml's number. Types with DT_NONE may stand in a file, but no weight that is used may have them. */
 static const struct {
     const char *name;
     enum dtype type;
 } ggml_types[] = {
-    {"F32", DT_F32}, {"F16", DT_F16}, {"Q4_0", DT_Q4_0}, {"Q4_1", DT_Q4_1}, {"Q4_2", DT_NONE}, {"Q4_3", DT_NONE},
-    {"Q5_0", DT_Q5_0}, {"Q5_1", DT_Q5_1}, {"Q8_0", DT_Q8_0}, {"Q8_1", DT_NONE}, {"Q2_K", DT_NONE}, {"Q3_K", DT_NONE},
-    {"Q4_K", DT_Q4_K}, {"Q5_K", DT_Q5_K}, {"Q6_K", DT_Q6_K}, {"Q8_K", DT_NONE}, {"IQ2_XXS", DT_NONE},
-    {"IQ2_XS", DT_NONE}, {"IQ3_XXS", DT_NONE}, {"IQ1_S", DT_NONE}, {"IQ4_NL", DT_NONE}, {"IQ3_S", DT_NONE},
-    {"IQ2_S", DT_NONE}, {"IQ4_XS", DT_NONE}, {"I8", DT_NONE}, {"I16", DT_NONE}, {"I32", DT_NONE}, {"I64", DT_NONE},
-    {"F64", DT_NONE}, {"IQ1_M", DT_NONE}, {"BF16", DT_BF16}, {"Q4_0_4_4", DT_NONE}, {"Q4_0_4_8", DT_NONE},
-    {"Q4_0_8_8", DT_NONE}, {"TQ1_0", DT_NONE}, {"TQ2_0", DT_NONE}, {"IQ4_NL_4_4", DT_NONE}, {"IQ4_NL_4_8", DT_NONE},
-    {"IQ4_NL_8_8", DT_NONE}, {"MXFP4", DT_MXFP4_GGUF}, {"NVFP4", DT_NONE}, {"Q1_0", DT_NONE}, {"Q2_0", DT_NONE},
+    {"F32", DT_F32},         {"F16", DT_F16},         {"Q4_0", DT_Q4_0},       {"Q4_1", DT_Q4_1},
+    {"Q4_2", DT_NONE},       {"Q4_3", DT_NONE},       {"Q5_0", DT_Q5_0},       {"Q5_1", DT_Q5_1},
+    {"Q8_0", DT_Q8_0},       {"Q8_1", DT_NONE},       {"Q2_K", DT_NONE},       {"Q3_K", DT_NONE},
+    {"Q4_K", DT_Q4_K},       {"Q5_K", DT_Q5_K},       {"Q6_K", DT_Q6_K},       {"Q8_K", DT_NONE},
+    {"IQ2_XXS", DT_NONE},    {"IQ2_XS", DT_NONE},     {"IQ3_XXS", DT_NONE},    {"IQ1_S", DT_NONE},
+    {"IQ4_NL", DT_NONE},     {"IQ3_S", DT_NONE},      {"IQ2_S", DT_NONE},      {"IQ4_XS", DT_NONE},
+    {"I8", DT_NONE},         {"I16", DT_NONE},        {"I32", DT_NONE},        {"I64", DT_NONE},
+    {"F64", DT_NONE},        {"IQ1_M", DT_NONE},      {"BF16", DT_BF16},       {"Q4_0_4_4", DT_NONE},
+    {"Q4_0_4_8", DT_NONE},   {"Q4_0_8_8", DT_NONE},   {"TQ1_0", DT_NONE},      {"TQ2_0", DT_NONE},
+    {"IQ4_NL_4_4", DT_NONE}, {"IQ4_NL_4_8", DT_NONE}, {"IQ4_NL_8_8", DT_NONE}, {"MXFP4", DT_MXFP4_GGUF},
+    {"NVFP4", DT_NONE},      {"Q1_0", DT_NONE},       {"Q2_0", DT_NONE},
 };
 
 /* ------------------------------------------------------------------------------------------------ the cursor */
@@ -39,8 +43,8 @@ struct cursor {
 static int take(struct cursor *c, size_t n, const char *what, const uint8_t **out)
 {
     if (n > c->len - c->pos)
-        return err_set(c->e, ERR_INPUT, "%s at byte %zu takes %zu bytes, but %zu are left: the file is truncated", what,
-                       c->pos, n, c->len - c->pos);
+        return err_set(c->e, ERR_INPUT, "%s at byte %zu takes %zu bytes, but %zu are left: the file is truncated",
+                       what, c->pos, n, c->len - c->pos);
     *out = c->data + c->pos;
     c->pos += n;
     return OK;
@@ -67,7 +71,8 @@ static int take_string(struct cursor *c, size_t max, const char *what, struct sp
     const uint8_t *p = NULL;
     TRY(take_uint(c, 8, what, &n));
     if (n > max)
-        return err_set(c->e, ERR_INPUT, "%s at byte %zu has %" PRIu64 " bytes, at most %zu are allowed", what, c->pos, n, max);
+        return err_set(c->e, ERR_INPUT, "%s at byte %zu has %" PRIu64 " bytes, at most %zu are allowed", what, c->pos,
+                       n, max);
     TRY(take(c, (size_t)n, what, &p));
     *out = (struct span){(const char *)p, (size_t)n};
     return OK;
@@ -80,8 +85,8 @@ static int take_count(struct cursor *c, size_t each, uint64_t max, const char *w
     TRY(take_uint(c, 8, what, &n));
     uint64_t fit = (c->len - c->pos) / each;
     if (n > fit || n > max)
-        return err_set(c->e, ERR_INPUT, "says it holds %" PRIu64 " %s, but the %zu bytes left hold at most %" PRIu64, n,
-                       what, c->len - c->pos, fit < max ? fit : max);
+        return err_set(c->e, ERR_INPUT, "says it holds %" PRIu64 " %s, but the %zu bytes left hold at most %" PRIu64,
+                       n, what, c->len - c->pos, fit < max ? fit : max);
     *out = n;
     return OK;
 }
@@ -192,15 +197,18 @@ static int parse_tensor(struct cursor *c, struct tensor *t, uint64_t *offset, st
 }
 
 /* Offsets were kept in `bytes from the data section`; now that the section's place is known they become pointers. */
-static int place(const struct gguf *g, struct tensor *t, uint64_t offset, const uint8_t *data, size_t len, struct err *e)
+static int place(const struct gguf *g, struct tensor *t, uint64_t offset, const uint8_t *data, size_t len,
+                 struct err *e)
 {
     size_t room = len > g->data_start ? len - g->data_start : 0;
     if (offset % g->alignment)
         return err_set(e, ERR_INPUT, "tensor %.*s: offset %" PRIu64 " is not a multiple of the alignment %zu",
                        (int)t->name.len, t->name.ptr, offset, g->alignment);
     if (offset > room || t->bytes > room - offset)
-        return err_set(e, ERR_INPUT, "tensor %.*s: %zu bytes at offset %" PRIu64 " of a data section of %zu bytes: the file "
-                       "is truncated", (int)t->name.len, t->name.ptr, t->bytes, offset, room);
+        return err_set(e, ERR_INPUT,
+                       "tensor %.*s: %zu bytes at offset %" PRIu64 " of a data section of %zu bytes: the file "
+                       "is truncated",
+                       (int)t->name.len, t->name.ptr, t->bytes, offset, room);
     t->data = room ? data + g->data_start + offset : data;
     return OK;
 }
@@ -226,12 +234,14 @@ static int parse_start(struct cursor *c, struct gguf *g, size_t *n_tensors, stru
     const uint8_t *magic = NULL;
     TRY(take(c, 4, "magic", &magic));
     if (memcmp(magic, "GGUF", 4) != 0)
-        return err_set(c->e, ERR_INPUT, "begins with bytes %02x %02x %02x %02x, a GGUF file with 47 47 55 46", magic[0],
-                       magic[1], magic[2], magic[3]);
+        return err_set(c->e, ERR_INPUT, "begins with bytes %02x %02x %02x %02x, a GGUF file with 47 47 55 46",
+                       magic[0], magic[1], magic[2], magic[3]);
     TRY(take_uint(c, 4, "version", &version));
     if ((version & 0xffff) == 0)
-        return err_set(c->e, ERR_UNSUPPORTED, "is a big-endian GGUF file (version field %08" PRIx64 "), only little-endian "
-                       "ones are known", version);
+        return err_set(c->e, ERR_UNSUPPORTED,
+                       "is a big-endian GGUF file (version field %08" PRIx64 "), only little-endian "
+                       "ones are known",
+                       version);
     if (version != 2 && version != 3)
         return err_set(c->e, ERR_UNSUPPORTED, "is of GGUF version %" PRIu64 ", known are 2 and 3", version);
     g->version = (uint32_t)version;
@@ -287,7 +297,10 @@ static bool int_at(const struct gguf_kv *kv, size_t i, int64_t *out)
     size_t n = value_bytes[kv->type];
     uint64_t v = n ? load(kv->at + i * n, n) : 0;
     switch (kv->type) {
-    case GGUF_U8: case GGUF_U16: case GGUF_U32: case GGUF_BOOL: *out = (int64_t)v; return true;
+    case GGUF_U8:
+    case GGUF_U16:
+    case GGUF_U32:
+    case GGUF_BOOL: *out = (int64_t)v; return true;
     case GGUF_I8: *out = (int8_t)v; return true;
     case GGUF_I16: *out = (int16_t)v; return true;
     case GGUF_I32: *out = (int32_t)v; return true;
@@ -322,8 +335,8 @@ int gguf_int(const struct gguf *g, const char *key, int64_t min, int64_t max, in
     if (kv->type == GGUF_BOOL || kv->count == 0 || !int_at(kv, 0, &v)) return wrong_type(kv, "an integer", e);
     for (uint64_t i = 1; kv->array && i < kv->count; i++)
         if (int_at(kv, (size_t)i, &other) && other != v)
-            return err_set(e, ERR_UNSUPPORTED, "%s differs by layer (%" PRId64 ", then %" PRId64 "), which is not known", key,
-                           v, other);
+            return err_set(e, ERR_UNSUPPORTED,
+                           "%s differs by layer (%" PRId64 ", then %" PRId64 "), which is not known", key, v, other);
     if (v < min || v > max)
         return err_set(e, ERR_INPUT, "%s is %" PRId64 ", expected %" PRId64 " to %" PRId64, key, v, min, max);
     *out = v;
@@ -357,14 +370,15 @@ int gguf_string(const struct gguf *g, const char *key, struct span *out, struct 
 }
 
 /* The arrays: parse_array has walked them, so counts are paid for and lengths are inside the file. */
-static int array_new(const struct gguf_kv *kv, size_t each, const char *want, void *out,
-                     struct arena *a, struct err *e)
+static int array_new(const struct gguf_kv *kv, size_t each, const char *want, void *out, struct arena *a,
+                     struct err *e)
 {
     if (!kv->array) return wrong_type(kv, want, e);
     size_t bytes;
     void *p = size_mul((size_t)kv->count + 1, each, &bytes) ? arena_alloc(a, bytes) : NULL;
-    if (!p) return err_set(e, ERR_NOMEM, "out of memory for %" PRIu64 " elements of key %.*s", kv->count, (int)kv->key.len,
-                           kv->key.ptr);
+    if (!p)
+        return err_set(e, ERR_NOMEM, "out of memory for %" PRIu64 " elements of key %.*s", kv->count,
+                       (int)kv->key.len, kv->key.ptr);
     memcpy(out, &p, sizeof p);
     return OK;
 }

@@ -1,6 +1,7 @@
 /* gguf_model: what a GGUF file says about its model: configuration from metadata keys, vocabulary, and roles bound to
- * llama.cpp's tensor names. Every tensor in the file must be one that is used: in GGUF a tensor that is left over means
- * maths that were left out. The same holds for metadata that changes the maths (caps, scales, shared experts). */
+ * llama.cpp's tensor names. Every tensor in the file must be one that is used: in GGUF a tensor that is left over
+ * means maths that were left out. The same holds for metadata that changes the maths (caps, scales, shared experts).
+ */
 #include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -13,7 +14,7 @@ static const struct {
     enum family family;
     bool interleaved; /* the converter permuted the rows of q and k for rotary pairs (2i, 2i+1) */
 } archs[] = {
-    {"llama", FAMILY_LLAMA, true}, {"mistral3", FAMILY_MISTRAL, true}, {"qwen2", FAMILY_QWEN2, false},
+    {"llama", FAMILY_LLAMA, true},  {"mistral3", FAMILY_MISTRAL, true},    {"qwen2", FAMILY_QWEN2, false},
     {"qwen3", FAMILY_QWEN3, false}, {"qwen3moe", FAMILY_QWEN3_MOE, false}, {"gpt-oss", FAMILY_GPT_OSS, false},
 };
 
@@ -22,14 +23,31 @@ static const struct {
     const char *key;
     bool one;
 } refused[] = {
-    {"attn_logit_softcapping", false}, {"final_logit_softcapping", false}, {"router_logit_softcapping", false},
-    {"logit_scale", true}, {"residual_scale", true}, {"embedding_scale", true}, {"attention.scale", false},
-    {"attention.output_scale", true}, {"attention.value_scale", true}, {"attention.clamp_kqv", false},
-    {"attention.max_alibi_bias", false}, {"attention.temperature_scale", false}, {"attention.q_lora_rank", false},
-    {"attention.kv_lora_rank", false}, {"use_parallel_residual", false}, {"expert_shared_count", false},
-    {"expert_shared_feed_forward_length", false}, {"leading_dense_block_count", false}, {"expert_group_count", true},
-    {"expert_weights_scale", true}, {"interleave_moe_layer_step", true}, {"nextn_predict_layers", false},
-    {"swiglu_clamp_exp", false}, {"swiglu_clamp_shexp", false}, {"rope.dimension_sections", false},
+    {"attn_logit_softcapping", false},
+    {"final_logit_softcapping", false},
+    {"router_logit_softcapping", false},
+    {"logit_scale", true},
+    {"residual_scale", true},
+    {"embedding_scale", true},
+    {"attention.scale", false},
+    {"attention.output_scale", true},
+    {"attention.value_scale", true},
+    {"attention.clamp_kqv", false},
+    {"attention.max_alibi_bias", false},
+    {"attention.temperature_scale", false},
+    {"attention.q_lora_rank", false},
+    {"attention.kv_lora_rank", false},
+    {"use_parallel_residual", false},
+    {"expert_shared_count", false},
+    {"expert_shared_feed_forward_length", false},
+    {"leading_dense_block_count", false},
+    {"expert_group_count", true},
+    {"expert_weights_scale", true},
+    {"interleave_moe_layer_step", true},
+    {"nextn_predict_layers", false},
+    {"swiglu_clamp_exp", false},
+    {"swiglu_clamp_shexp", false},
+    {"rope.dimension_sections", false},
     {"rope.scaling.alpha", true},
 };
 
@@ -79,7 +97,8 @@ static int check_refused(const struct reader *r)
             return err_set(r->e, ERR_UNSUPPORTED, "%s changes the maths in a way that is not known", text);
         }
         if (v != 0 && !(refused[i].one && v == 1))
-            return err_set(r->e, ERR_UNSUPPORTED, "%s is %g, which changes the maths in a way that is not known", text, v);
+            return err_set(r->e, ERR_UNSUPPORTED, "%s is %g, which changes the maths in a way that is not known",
+                           text, v);
     }
     int causal = 1;
     TRY(gguf_bool(r->g, key_of(r, text, "attention.causal"), &causal, r->e));
@@ -122,8 +141,10 @@ static int read_sizes(struct model *m, const struct reader *r)
     TRY(read_int(r, "attention.value_length", MODEL_MAX_HEAD, &d_value));
     TRY(read_int(r, "rope.dimension_count", MODEL_MAX_HEAD, &d_rope));
     if (d_value != c->d_head || d_rope != c->d_head)
-        return err_set(r->e, ERR_UNSUPPORTED, "head widths of keys, values and rotation are %d, %d, %d: only equal ones are "
-                       "known", c->d_head, d_value, d_rope);
+        return err_set(r->e, ERR_UNSUPPORTED,
+                       "head widths of keys, values and rotation are %d, %d, %d: only equal ones are "
+                       "known",
+                       c->d_head, d_value, d_rope);
     char text[KEY];
     if (gguf_find(r->g, key_of(r, text, "expert_count"))) {
         int64_t n = 0;
@@ -142,12 +163,15 @@ static int read_vocab_size(struct model *m, const struct reader *r)
     if (!t) return err_set(r->e, ERR_INPUT, "tensor token_embd.weight is missing");
     int64_t rows = t->n_dims == 2 ? t->dims[0] : 0;
     if (rows < 1 || rows > MAX_VOCAB)
-        return err_set(r->e, ERR_INPUT, "tensor token_embd.weight has %" PRId64 " rows in %d dimensions, expected 1 to %d "
-                       "rows in 2", rows, t->n_dims, MAX_VOCAB);
+        return err_set(r->e, ERR_INPUT,
+                       "tensor token_embd.weight has %" PRId64 " rows in %d dimensions, expected 1 to %d "
+                       "rows in 2",
+                       rows, t->n_dims, MAX_VOCAB);
     m->config.n_vocab = (int32_t)rows;
     TRY(read_int(r, "vocab_size", rows, &m->config.n_vocab));
     if (m->vocab.n_tokens > (size_t)rows)
-        return err_set(r->e, ERR_INPUT, "tokenizer.ggml.tokens holds %zu tokens, but the embedding has %" PRId64 " rows",
+        return err_set(r->e, ERR_INPUT,
+                       "tokenizer.ggml.tokens holds %zu tokens, but the embedding has %" PRId64 " rows",
                        m->vocab.n_tokens, rows);
     return OK;
 }
@@ -160,8 +184,8 @@ static int read_windows(struct model *m, const struct reader *r)
     int32_t *w;
     TRY(gguf_int(r->g, key_of(r, text, "attention.sliding_window"), 0, INT32_MAX, &window, r->e));
     if (window && (c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3 || c->family == FAMILY_QWEN3_MOE))
-        return err_set(r->e, ERR_UNSUPPORTED, "%s is %" PRId64 ", but which layers of %s it is for is not stated", text,
-                       window, m->arch);
+        return err_set(r->e, ERR_UNSUPPORTED, "%s is %" PRId64 ", but which layers of %s it is for is not stated",
+                       text, window, m->arch);
     TRY(config_windows(c, (int32_t)window, &w, &m->arena, r->e));
     if (c->family != FAMILY_GPT_OSS) return OK;
     if (!window) return err_set(r->e, ERR_INPUT, "key %s is missing", text);
@@ -204,8 +228,9 @@ static int read_rope(struct model *m, const struct reader *r)
     theta_window = s.theta;
     TRY(read_float(r, "rope.freq_base_swa", &theta_window));
     if (theta_window != s.theta)
-        return err_set(r->e, ERR_UNSUPPORTED, "rope.freq_base is %g, but rope.freq_base_swa %g: only equal ones are known",
-                       s.theta, theta_window);
+        return err_set(r->e, ERR_UNSUPPORTED,
+                       "rope.freq_base is %g, but rope.freq_base_swa %g: only equal ones are known", s.theta,
+                       theta_window);
     TRY(read_float(r, "rope.scale_linear", &factor));
     TRY(read_float(r, "rope.scaling.factor", &factor));
     TRY(read_float(r, "rope.scaling.attn_factor", &s.scale));
@@ -261,8 +286,10 @@ static int read_sampling(struct model_config *c, const struct gguf *g, struct er
         const char *key;
         float *out;
     } keys[] = {
-        {"general.sampling.temp", &s->temperature}, {"general.sampling.top_p", &s->top_p},
-        {"general.sampling.min_p", &s->min_p}, {"general.sampling.penalty_repeat", &s->repetition_penalty},
+        {"general.sampling.temp", &s->temperature},
+        {"general.sampling.top_p", &s->top_p},
+        {"general.sampling.min_p", &s->min_p},
+        {"general.sampling.penalty_repeat", &s->repetition_penalty},
     };
     int64_t top_k = -1;
     TRY(gguf_int(g, "general.sampling.top_k", INT32_MIN, INT32_MAX, &top_k, e));
@@ -275,14 +302,14 @@ static int read_sampling(struct model_config *c, const struct gguf *g, struct er
     return OK;
 }
 
-/* The metadata names one or a few end tokens; the vocabulary knows the others by their text. gpt-oss ends its thinking
- * with <|end|>, which ends no answer, so that name is not among these. */
+/* The metadata names one or a few end tokens; the vocabulary knows the others by their text. gpt-oss ends its
+ * thinking with <|end|>, which ends no answer, so that name is not among these. */
 static int read_stops(struct model *m, const struct gguf *g, struct err *e)
 {
     static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
-    static const char *const names[] = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>",
-                                        "<|return|>", "<|call|>", "</s>"};
+    static const char *const names[] = {"<|eot_id|>",    "<|eom_id|>", "<|im_end|>", "<|end_of_text|>",
+                                        "<|endoftext|>", "<|return|>", "<|call|>",   "</s>"};
     const struct model_vocab *v = &m->vocab;
     for (size_t i = 0; i < COUNT_OF(keys); i++) {
         int64_t id = -1;
@@ -344,13 +371,27 @@ int gguf_vocab(struct model_vocab *v, const struct gguf *g, struct arena *a, str
 /* ------------------------------------------------------------------------------------------------ tensors */
 
 static const char *const names[ROLE_COUNT] = {
-    [ROLE_EMBED] = "token_embd.weight", [ROLE_OUT_NORM] = "output_norm.weight", [ROLE_HEAD] = "output.weight",
-    [ROLE_ATTN_NORM] = "attn_norm.weight", [ROLE_Q] = "attn_q.weight", [ROLE_K] = "attn_k.weight",
-    [ROLE_V] = "attn_v.weight", [ROLE_O] = "attn_output.weight", [ROLE_Q_BIAS] = "attn_q.bias",
-    [ROLE_K_BIAS] = "attn_k.bias", [ROLE_V_BIAS] = "attn_v.bias", [ROLE_O_BIAS] = "attn_output.bias",
-    [ROLE_Q_NORM] = "attn_q_norm.weight", [ROLE_K_NORM] = "attn_k_norm.weight", [ROLE_SINKS] = "attn_sinks.weight",
-    [ROLE_FFN_NORM] = "ffn_norm.weight", [ROLE_GATE] = "ffn_gate.weight", [ROLE_UP] = "ffn_up.weight",
-    [ROLE_DOWN] = "ffn_down.weight", [ROLE_ROUTER] = "ffn_gate_inp.weight", [ROLE_ROUTER_BIAS] = "ffn_gate_inp.bias",
+    [ROLE_EMBED] = "token_embd.weight",
+    [ROLE_OUT_NORM] = "output_norm.weight",
+    [ROLE_HEAD] = "output.weight",
+    [ROLE_ATTN_NORM] = "attn_norm.weight",
+    [ROLE_Q] = "attn_q.weight",
+    [ROLE_K] = "attn_k.weight",
+    [ROLE_V] = "attn_v.weight",
+    [ROLE_O] = "attn_output.weight",
+    [ROLE_Q_BIAS] = "attn_q.bias",
+    [ROLE_K_BIAS] = "attn_k.bias",
+    [ROLE_V_BIAS] = "attn_v.bias",
+    [ROLE_O_BIAS] = "attn_output.bias",
+    [ROLE_Q_NORM] = "attn_q_norm.weight",
+    [ROLE_K_NORM] = "attn_k_norm.weight",
+    [ROLE_SINKS] = "attn_sinks.weight",
+    [ROLE_FFN_NORM] = "ffn_norm.weight",
+    [ROLE_GATE] = "ffn_gate.weight",
+    [ROLE_UP] = "ffn_up.weight",
+    [ROLE_DOWN] = "ffn_down.weight",
+    [ROLE_ROUTER] = "ffn_gate_inp.weight",
+    [ROLE_ROUTER_BIAS] = "ffn_gate_inp.bias",
 };
 static const char *const expert_names[EXPERT_ROLES] = {
     "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight",
@@ -401,7 +442,8 @@ static int bind(struct model *m, enum role role, int layer, enum need need, void
     if (!t && merged_name(m, role, layer, merged, &all, &begin)) t = tensors_find(&m->tensors, merged);
     if (!t && need == NEED_MUST) return err_set(e, ERR_INPUT, "tensor %s is missing", name);
     if (!t) return OK;
-    if (role_is_shared(role) && cols > 1 && t->n_dims == 2 && t->dims[0] > rows) all = t->dims[0]; /* padded vocabulary */
+    if (role_is_shared(role) && cols > 1 && t->n_dims == 2 && t->dims[0] > rows)
+        all = t->dims[0]; /* padded vocabulary */
     int experts = role_per_expert(m, role) ? m->config.n_experts : 1;
     struct dmat first;
     if (cols == 1) TRY(model_vector(m, t, experts, all, &first, e));
@@ -419,8 +461,10 @@ static int check_left_over(const struct model *m, struct err *e)
     for (size_t i = 0; i < m->tensors.n; i++) {
         const struct tensor *t = &m->tensors.items[i];
         if (!t->used)
-            return err_set(e, ERR_UNSUPPORTED, "tensor %.*s is none that a model of architecture %s with %d layers is known "
-                           "to have", (int)t->name.len, t->name.ptr, m->arch, m->config.n_layers);
+            return err_set(e, ERR_UNSUPPORTED,
+                           "tensor %.*s is none that a model of architecture %s with %d layers is known "
+                           "to have",
+                           (int)t->name.len, t->name.ptr, m->arch, m->config.n_layers);
     }
     return OK;
 }
@@ -476,8 +520,10 @@ static int open_parts(struct model *m, int64_t count, struct gguf *g, struct err
 {
     struct span stem;
     if (!split_stem(m->path, count, &stem))
-        return err_set(e, ERR_INPUT, "%s: is one of %" PRId64 " parts, but is not named NAME-00001-of-%05" PRId64
-                       ".gguf, so the others cannot be found", m->path, count, count);
+        return err_set(e, ERR_INPUT,
+                       "%s: is one of %" PRId64 " parts, but is not named NAME-00001-of-%05" PRId64
+                       ".gguf, so the others cannot be found",
+                       m->path, count, count);
     tensors_free(&m->tensors);
     fmap_close(&m->maps[0]);
     free(m->maps);
@@ -488,7 +534,8 @@ static int open_parts(struct model *m, int64_t count, struct gguf *g, struct err
     for (int64_t i = 0; i < count; i++) {
         char path[PATH_MAX];
         struct gguf part, *p = i ? &part : g;
-        int n = snprintf(path, sizeof path, "%.*s-%05" PRId64 "-of-%05" PRId64 ".gguf", (int)stem.len, stem.ptr, i + 1, count);
+        int n = snprintf(path, sizeof path, "%.*s-%05" PRId64 "-of-%05" PRId64 ".gguf", (int)stem.len, stem.ptr,
+                         i + 1, count);
         if (n < 0 || (size_t)n >= sizeof path)
             return err_set(e, ERR_INPUT, "%s: the path is longer than %d bytes", m->path, PATH_MAX - 1);
         if (!file_exists(path))
@@ -498,8 +545,9 @@ static int open_parts(struct model *m, int64_t count, struct gguf *g, struct err
     }
     TRY(gguf_int(g, "split.tensors.count", 0, INT64_MAX, &tensors, e));
     if (tensors >= 0 && (size_t)tensors != m->tensors.n)
-        return err_set(e, ERR_INPUT, "%s: split.tensors.count is %" PRId64 ", but the %" PRId64 " parts hold %zu tensors",
-                       m->path, tensors, count, m->tensors.n);
+        return err_set(e, ERR_INPUT,
+                       "%s: split.tensors.count is %" PRId64 ", but the %" PRId64 " parts hold %zu tensors", m->path,
+                       tensors, count, m->tensors.n);
     return OK;
 }
 

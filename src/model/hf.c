@@ -1,9 +1,9 @@
-/* hf: a checkpoint directory as Hugging Face lays it out: config.json, the safetensors files that the index names (and no
- * other: repositories hold duplicates), roles bound to transformers' names. How a matrix is quantised is told by its
- * tensors: a type and the siblings beside it. Scales are converted to float here, weights are never read.
+/* hf: a checkpoint directory as Hugging Face lays it out: config.json, the safetensors files that the index names
+ * (and no other: repositories hold duplicates), roles bound to transformers' names. How a matrix is quantised is told
+ * by its tensors: a type and the siblings beside it. Scales are converted to float here, weights are never read.
  *
- * Tensors that nobody asks for are ignored (KV-cache scales, vision towers), unless they stand among the layers and would
- * be part of the maths. */
+ * Tensors that nobody asks for are ignored (KV-cache scales, vision towers), unless they stand among the layers and
+ * would be part of the maths. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <limits.h>
@@ -26,14 +26,27 @@ struct binding {
 
 /* Matrices without their last part (".weight" and its siblings), vectors in full. */
 static const char *const names[ROLE_COUNT] = {
-    [ROLE_EMBED] = "embed_tokens", [ROLE_OUT_NORM] = "norm.weight", [ROLE_HEAD] = "lm_head",
-    [ROLE_ATTN_NORM] = "input_layernorm.weight", [ROLE_Q] = "self_attn.q_proj", [ROLE_K] = "self_attn.k_proj",
-    [ROLE_V] = "self_attn.v_proj", [ROLE_O] = "self_attn.o_proj", [ROLE_Q_BIAS] = "self_attn.q_proj.bias",
-    [ROLE_K_BIAS] = "self_attn.k_proj.bias", [ROLE_V_BIAS] = "self_attn.v_proj.bias",
-    [ROLE_O_BIAS] = "self_attn.o_proj.bias", [ROLE_Q_NORM] = "self_attn.q_norm.weight",
-    [ROLE_K_NORM] = "self_attn.k_norm.weight", [ROLE_SINKS] = "self_attn.sinks",
-    [ROLE_FFN_NORM] = "post_attention_layernorm.weight", [ROLE_GATE] = "gate_proj", [ROLE_UP] = "up_proj",
-    [ROLE_DOWN] = "down_proj", [ROLE_ROUTER] = "mlp.gate", [ROLE_ROUTER_BIAS] = "mlp.router.bias",
+    [ROLE_EMBED] = "embed_tokens",
+    [ROLE_OUT_NORM] = "norm.weight",
+    [ROLE_HEAD] = "lm_head",
+    [ROLE_ATTN_NORM] = "input_layernorm.weight",
+    [ROLE_Q] = "self_attn.q_proj",
+    [ROLE_K] = "self_attn.k_proj",
+    [ROLE_V] = "self_attn.v_proj",
+    [ROLE_O] = "self_attn.o_proj",
+    [ROLE_Q_BIAS] = "self_attn.q_proj.bias",
+    [ROLE_K_BIAS] = "self_attn.k_proj.bias",
+    [ROLE_V_BIAS] = "self_attn.v_proj.bias",
+    [ROLE_O_BIAS] = "self_attn.o_proj.bias",
+    [ROLE_Q_NORM] = "self_attn.q_norm.weight",
+    [ROLE_K_NORM] = "self_attn.k_norm.weight",
+    [ROLE_SINKS] = "self_attn.sinks",
+    [ROLE_FFN_NORM] = "post_attention_layernorm.weight",
+    [ROLE_GATE] = "gate_proj",
+    [ROLE_UP] = "up_proj",
+    [ROLE_DOWN] = "down_proj",
+    [ROLE_ROUTER] = "mlp.gate",
+    [ROLE_ROUTER_BIAS] = "mlp.router.bias",
 };
 
 /* ------------------------------------------------------------------------------------------------ one matrix */
@@ -83,7 +96,8 @@ static void whole_scale(struct dmat *w, const float *scale)
 static int fp8_scale(struct model *m, struct binding *b, struct tensor *t, struct dmat *w, struct err *e)
 {
     const struct hf_scheme *s = &b->config->scheme;
-    int64_t down = (w->rows + s->block_rows - 1) / s->block_rows, across = (w->cols + s->block_cols - 1) / s->block_cols;
+    int64_t down = (w->rows + s->block_rows - 1) / s->block_rows,
+            across = (w->cols + s->block_cols - 1) / s->block_cols;
     const float *scale;
     size_t n;
     TRY(read_scales(m, t, &scale, &n, e));
@@ -104,8 +118,10 @@ static int fp8_scale(struct model *m, struct binding *b, struct tensor *t, struc
     if (t->n_dims != 2 || t->dims[0] != down || t->dims[1] != across) {
         char shape[SHAPE_TEXT];
         shape_text(shape, t->n_dims, t->dims);
-        return err_set(e, ERR_INPUT, "tensor %.*s has shape %s, but for a weight [%" PRId64 ", %" PRId64 "] known are one value, "
-                       "[%" PRId64 "], [%" PRId64 ", 1], and [%" PRId64 ", %" PRId64 "] for blocks of %" PRId64 "x%" PRId64,
+        return err_set(e, ERR_INPUT,
+                       "tensor %.*s has shape %s, but for a weight [%" PRId64 ", %" PRId64 "] known are one value, "
+                       "[%" PRId64 "], [%" PRId64 ", 1], and [%" PRId64 ", %" PRId64 "] for blocks of %" PRId64
+                       "x%" PRId64,
                        (int)t->name.len, t->name.ptr, shape, w->rows, w->cols, w->rows, w->rows, down, across,
                        s->block_rows, s->block_cols);
     }
@@ -120,7 +136,8 @@ static int bind_fp8(struct model *m, struct binding *b, const char *base, struct
 {
     struct tensor *scale = sibling(m, base, ".weight_scale"), *inv = sibling(m, base, ".weight_scale_inv");
     if (!scale && !inv)
-        return missing(base, ".weight_scale", " (nor is there weight_scale_inv), and FP8 weights mean nothing without", e);
+        return missing(base, ".weight_scale",
+                       " (nor is there weight_scale_inv), and FP8 weights mean nothing without", e);
     if (scale && inv)
         return err_set(e, ERR_INPUT, "%s has both weight_scale and weight_scale_inv, expected one of them", base);
     return fp8_scale(m, b, scale ? scale : inv, w, e); /* both multiply, in spite of the name */
@@ -137,7 +154,8 @@ static int bind_nvfp4(struct model *m, struct binding *b, const char *base, stru
     TRY(tensor_check_type(t, "U8", e));
     if (!block) return missing(base, ".weight_scale", ", and FP4 weights mean nothing without", e);
     if (!global) return missing(base, second, ", and NVFP4 weights mean nothing without", e);
-    if (cols % 16) return err_set(e, ERR_INPUT, "%s has %" PRId64 " columns, NVFP4 takes a multiple of 16", base, cols);
+    if (cols % 16)
+        return err_set(e, ERR_INPUT, "%s has %" PRId64 " columns, NVFP4 takes a multiple of 16", base, cols);
     TRY(tensor_check_type(block, "F8_E4M3", e));
     TRY(tensor_check_shape(t, 2, (int64_t[]){rows, cols / 2}, e));
     TRY(tensor_check_shape(block, 2, (int64_t[]){rows, cols / 16}, e));
@@ -147,12 +165,19 @@ static int bind_nvfp4(struct model *m, struct binding *b, const char *base, stru
         float *inverse = arena_alloc(&m->arena, sizeof *inverse);
         if (!inverse) return err_set(e, ERR_NOMEM, "out of memory");
         *inverse = 1 / *scale;
-        if (!isfinite(*inverse)) return err_set(e, ERR_INPUT, "tensor %s%s is %g, whose reciprocal is no number", base, second,
-                                                (double)*scale);
+        if (!isfinite(*inverse))
+            return err_set(e, ERR_INPUT, "tensor %s%s is %g, whose reciprocal is no number", base, second,
+                           (double)*scale);
         scale = inverse;
     }
-    *w = (struct dmat){.type = DT_NVFP4, .rows = rows, .cols = cols, .data = t->data, .row_stride = (size_t)cols / 2,
-                       .bscale = block->data, .bscale_stride = (size_t)cols / 16, .map = t->map};
+    *w = (struct dmat){.type = DT_NVFP4,
+                       .rows = rows,
+                       .cols = cols,
+                       .data = t->data,
+                       .row_stride = (size_t)cols / 2,
+                       .bscale = block->data,
+                       .bscale_stride = (size_t)cols / 16,
+                       .map = t->map};
     whole_scale(w, scale);
     model_use(m, t);
     model_use(m, block);
@@ -172,12 +197,14 @@ static int bind_matrix(struct model *m, struct binding *b, const char *base, int
     TRY(model_matrix(m, t, 1, rows, cols, out, e));
     if (t->type == DT_F8_E4M3) return bind_fp8(m, b, base, out, e);
     if (scale)
-        return err_set(e, ERR_UNSUPPORTED, "tensor %s.weight has type %.*s and a weight_scale beside it, which goes with "
-                       "F8_E4M3 and U8 only", base, (int)t->type_name.len, t->type_name.ptr);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "tensor %s.weight has type %.*s and a weight_scale beside it, which goes with "
+                       "F8_E4M3 and U8 only",
+                       base, (int)t->type_name.len, t->type_name.ptr);
     return OK;
 }
 
-/* ------------------------------------------------------------------------------------------------ experts of gpt-oss */
+/* ------------------------------------------------------------------------------------------ experts of gpt-oss */
 
 /* Rows of gate and up alternate, so each is a view with twice the stride. */
 static int bind_mxfp4(struct model *m, struct binding *b, enum role role, int layer, struct err *e)
@@ -190,10 +217,13 @@ static int bind_mxfp4(struct model *m, struct binding *b, enum role role, int la
              role == ROLE_DOWN ? "down_proj" : "gate_up_proj");
     struct tensor *blocks = sibling(m, base, "_blocks"), *scales = sibling(m, base, "_scales");
     if (!blocks && sibling(m, base, ""))
-        return err_set(e, ERR_UNSUPPORTED, "tensor %s is the de-quantised form, inputs before outputs, which is not known: use "
-                       "the published MXFP4 checkpoint, or a GGUF file made from this one", base);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "tensor %s is the de-quantised form, inputs before outputs, which is not known: use "
+                       "the published MXFP4 checkpoint, or a GGUF file made from this one",
+                       base);
     if (!blocks || !scales) return missing(base, blocks ? "_scales" : "_blocks", "", e);
-    if (cols % 32) return err_set(e, ERR_INPUT, "%s has %" PRId64 " columns, MXFP4 takes a multiple of 32", base, cols);
+    if (cols % 32)
+        return err_set(e, ERR_INPUT, "%s has %" PRId64 " columns, MXFP4 takes a multiple of 32", base, cols);
     TRY(tensor_check_type(blocks, "U8", e));
     TRY(tensor_check_type(scales, "U8", e));
     TRY(tensor_check_shape(blocks, 4, (int64_t[]){c->n_experts, rows * step, cols / 32, 16}, e));
@@ -201,10 +231,14 @@ static int bind_mxfp4(struct model *m, struct binding *b, enum role role, int la
     size_t row = (size_t)cols / 2, brow = (size_t)cols / 32;
     for (int x = 0; x < c->n_experts; x++) {
         size_t first = (size_t)x * (size_t)(rows * step) + (size_t)begin;
-        *role_slot(m, role, layer, x) = (struct dmat){
-            .type = DT_MXFP4, .rows = rows, .cols = cols, .data = blocks->data + first * row,
-            .row_stride = row * (size_t)step, .bscale = scales->data + first * brow,
-            .bscale_stride = brow * (size_t)step, .map = blocks->map};
+        *role_slot(m, role, layer, x) = (struct dmat){.type = DT_MXFP4,
+                                                      .rows = rows,
+                                                      .cols = cols,
+                                                      .data = blocks->data + first * row,
+                                                      .row_stride = row * (size_t)step,
+                                                      .bscale = scales->data + first * brow,
+                                                      .bscale_stride = brow * (size_t)step,
+                                                      .map = blocks->map};
     }
     model_use(m, blocks);
     model_use(m, scales);
@@ -306,9 +340,10 @@ static int check_left_over(const struct model *m, const struct binding *b, struc
         if (t->used || !span_starts(t->name, layers)) continue;
         for (size_t k = 0; k < COUNT_OF(parts); k++)
             if (span_ends(t->name, parts[k]))
-                return err_set(e, ERR_UNSUPPORTED, "tensor %.*s is none that a model of family %s with %d layers and this "
-                               "config.json has", (int)t->name.len, t->name.ptr, family_names[m->config.family],
-                               m->config.n_layers);
+                return err_set(e, ERR_UNSUPPORTED,
+                               "tensor %.*s is none that a model of family %s with %d layers and this "
+                               "config.json has",
+                               (int)t->name.len, t->name.ptr, family_names[m->config.family], m->config.n_layers);
     }
     return OK;
 }
@@ -322,7 +357,9 @@ static int name_quantization(struct model *m, const struct binding *b, struct er
     static const struct {
         unsigned bit;
         const char *name;
-    } kinds[] = {{SEEN_TENSOR, "fp8 per tensor"}, {SEEN_CHANNEL, "fp8 per channel"}, {SEEN_NVFP4, "nvfp4"},
+    } kinds[] = {{SEEN_TENSOR, "fp8 per tensor"},
+                 {SEEN_CHANNEL, "fp8 per channel"},
+                 {SEEN_NVFP4, "nvfp4"},
                  {SEEN_MXFP4, "mxfp4"}};
     for (size_t i = 0; i < COUNT_OF(kinds); i++) {
         if (!(b->seen & kinds[i].bit)) continue;
@@ -363,7 +400,8 @@ static void keep_indexed(struct tensors *t, size_t first, const json_t *index, c
 {
     size_t keep = first;
     for (size_t i = first; i < t->n; i++) {
-        const char *home = json_string_value(json_object_get(index, t->items[i].name.ptr)); /* names from JSON end in NUL */
+        const char *home =
+            json_string_value(json_object_get(index, t->items[i].name.ptr)); /* names from JSON end in NUL */
         if (!home || strcmp(home, file) == 0) t->items[keep++] = t->items[i];
     }
     t->n = keep;
@@ -375,11 +413,12 @@ static int list_files(const json_t *index, const char **files, size_t *n, struct
     const char *name;
     json_t *value;
     *n = 0;
-    json_object_foreach((json_t *)index, name, value) {
+    json_object_foreach((json_t *)index, name, value)
+    {
         const char *file = json_string_value(value);
         if (!file || strchr(file, '/') || !*file || *file == '.')
-            return err_set(e, ERR_INPUT, "weight_map of %.200s is %.200s, expected a file name in the same directory", name,
-                           file ? file : "no string");
+            return err_set(e, ERR_INPUT, "weight_map of %.200s is %.200s, expected a file name in the same directory",
+                           name, file ? file : "no string");
         size_t i = *n;
         while (i > 0 && strcmp(files[i - 1], file) != 0) i--;
         if (i > 0) continue;
@@ -393,10 +432,9 @@ static int check_index(const struct model *m, const json_t *index, struct err *e
 {
     const char *name;
     json_t *file;
-    json_object_foreach((json_t *)index, name, file)
-        if (!tensors_find(&m->tensors, name))
-            return err_set(e, ERR_INPUT, "weight_map places tensor %.200s in %.200s, which does not hold it", name,
-                           json_string_value(file));
+    json_object_foreach((json_t *)index, name, file) if (!tensors_find(&m->tensors, name)) return err_set(
+        e, ERR_INPUT, "weight_map places tensor %.200s in %.200s, which does not hold it", name,
+        json_string_value(file));
     return OK;
 }
 
@@ -438,8 +476,10 @@ static int open_tensors(struct model *m, struct err *e)
     }
     TRY(path_in(path, m, "model.safetensors", e));
     if (!file_exists(path))
-        return err_set(e, ERR_INPUT, "%s: holds neither model.safetensors nor model.safetensors.index.json, and no other form "
-                       "of weights is read from a directory (a GGUF model is named by its file)", m->path);
+        return err_set(e, ERR_INPUT,
+                       "%s: holds neither model.safetensors nor model.safetensors.index.json, and no other form "
+                       "of weights is read from a directory (a GGUF model is named by its file)",
+                       m->path);
     TRY(mem_new(&m->maps, sizeof *m->maps, e));
     TRY(open_file(m, "model.safetensors", e));
     return tensors_index(&m->tensors, e) < 0 ? err_prefix(e, "%s", path) : OK;
@@ -457,7 +497,8 @@ static int read_config(struct model *m, struct hf_config *config, struct err *e)
     char path[PATH_MAX];
     struct buf text = {0};
     TRY(read_text(m, "config.json", path, &text, e));
-    if (!text.data) return err_set(e, ERR_INPUT, "%s: holds no config.json (a GGUF model is named by its file)", m->path);
+    if (!text.data)
+        return err_set(e, ERR_INPUT, "%s: holds no config.json (a GGUF model is named by its file)", m->path);
     int rc = hf_config_parse(config, buf_span(&text), path, &m->arena, e);
     buf_free(&text);
     TRY(rc);

@@ -1,7 +1,7 @@
-/* hf_config: config.json and generation_config.json, in the spelling of published checkpoints (rope_theta, rope_scaling,
- * num_experts) and in that of transformers 5 (rope_parameters, num_local_experts). Sizes must be stated; what else is
- * absent has the value that transformers gives it; what would change the maths in a way not done here is refused by
- * name. */
+/* hf_config: config.json and generation_config.json, in the spelling of published checkpoints (rope_theta,
+ * rope_scaling, num_experts) and in that of transformers 5 (rope_parameters, num_local_experts). Sizes must be
+ * stated; what else is absent has the value that transformers gives it; what would change the maths in a way not done
+ * here is refused by name. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>
@@ -23,19 +23,39 @@ static const struct family_of {
     {"gpt_oss", "GptOssForCausalLM", FAMILY_GPT_OSS, 150000, 128},
 };
 
-/* Fields that change the maths in ways not done here, unless absent, null, false, 0, empty, or (where it is a factor) 1. */
+/* Fields that change the maths in ways not done here, unless absent, null, false, 0, empty, or (where it is a
+ * factor) 1. */
 static const struct {
     const char *key;
     bool one;
 } refused[] = {
-    {"mlp_bias", false}, {"attn_logit_softcapping", false}, {"final_logit_softcapping", false}, {"logit_scale", true},
-    {"logits_scaling", true}, {"embedding_multiplier", true}, {"residual_multiplier", true},
-    {"attention_multiplier", false}, {"query_pre_attn_scalar", false}, {"clip_qkv", false}, {"no_rope_layers", false},
-    {"no_rope_layer_interval", false}, {"attention_chunk_size", false}, {"qk_layernorm", false},
-    {"rope_interleaved", false}, {"alibi", false}, {"parallel_attn", false}, {"scale_emb", true},
-    {"shared_expert_intermediate_size", false}, {"n_shared_experts", false}, {"first_k_dense_replace", false},
-    {"decoder_sparse_step", true}, {"mlp_only_layers", false}, {"partial_rotary_factor", true},
-    {"use_bidirectional_attention", false}, {"llama_4_scaling", false}, {"attn_temperature_tuning", false},
+    {"mlp_bias", false},
+    {"attn_logit_softcapping", false},
+    {"final_logit_softcapping", false},
+    {"logit_scale", true},
+    {"logits_scaling", true},
+    {"embedding_multiplier", true},
+    {"residual_multiplier", true},
+    {"attention_multiplier", false},
+    {"query_pre_attn_scalar", false},
+    {"clip_qkv", false},
+    {"no_rope_layers", false},
+    {"no_rope_layer_interval", false},
+    {"attention_chunk_size", false},
+    {"qk_layernorm", false},
+    {"rope_interleaved", false},
+    {"alibi", false},
+    {"parallel_attn", false},
+    {"scale_emb", true},
+    {"shared_expert_intermediate_size", false},
+    {"n_shared_experts", false},
+    {"first_k_dense_replace", false},
+    {"decoder_sparse_step", true},
+    {"mlp_only_layers", false},
+    {"partial_rotary_factor", true},
+    {"use_bidirectional_attention", false},
+    {"llama_4_scaling", false},
+    {"attn_temperature_tuning", false},
 };
 
 static bool neutral(const json_t *v, bool one)
@@ -64,7 +84,8 @@ static int check_refused(const json_t *o, const struct family_of *f, struct err 
     flag = false;
     TRY(hf_flag(o, "qkv_bias", &flag, e));
     if (flag && f->family != FAMILY_QWEN2)
-        return err_set(e, ERR_UNSUPPORTED, "qkv_bias is true, which is not known for family %s", family_names[f->family]);
+        return err_set(e, ERR_UNSUPPORTED, "qkv_bias is true, which is not known for family %s",
+                       family_names[f->family]);
     const char *act = "silu";
     TRY(hf_text(o, "hidden_act", &act, e));
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
@@ -97,8 +118,8 @@ static const struct family_of *find_family(const char *model_type, const char *a
     return NULL;
 }
 
-/* By model_type, else by architectures. An architecture that is stated must be the one with a language-model head: one
- * that ends in a classifier has no head tensor, and would be taken for a tied model. */
+/* By model_type, else by architectures. An architecture that is stated must be the one with a language-model head:
+ * one that ends in a classifier has no head tensor, and would be taken for a tied model. */
 static int read_family(const json_t *root, const struct family_of **out, const char **arch, struct err *e)
 {
     const char *type = NULL, *architecture = json_string_value(json_array_get(hf_get(root, "architectures"), 0));
@@ -132,7 +153,8 @@ static int read_sizes(const json_t *o, struct model_config *c, struct err *e)
     TRY(read_size(o, "vocab_size", NULL, MAX_VOCAB, &c->n_vocab, e));
     TRY(read_size(o, "max_position_embeddings", NULL, INT32_MAX, &c->ctx_train, e));
     TRY(read_size(o, "num_attention_heads", NULL, MAX_HEADS, &c->n_heads, e));
-    if (c->family == FAMILY_LLAMA || json_is_null(json_object_get(o, "num_key_value_heads"))) c->n_kv_heads = c->n_heads;
+    if (c->family == FAMILY_LLAMA || json_is_null(json_object_get(o, "num_key_value_heads")))
+        c->n_kv_heads = c->n_heads;
     TRY(read_size(o, "num_key_value_heads", NULL, MAX_HEADS, &c->n_kv_heads, e));
     c->d_head = c->d_model / c->n_heads;
     TRY(read_size(o, "head_dim", NULL, MAX_WIDTH, &c->d_head, e));
@@ -160,7 +182,8 @@ static int read_maths(const json_t *o, struct hf_config *out, struct err *e)
     if (c->family != FAMILY_GPT_OSS) return OK;
     double limit = 7;
     TRY(hf_float(o, "swiglu_limit", &limit, e));
-    if (!(limit > 0 && limit < 1e6)) return err_set(e, ERR_INPUT, "swiglu_limit is %g, expected a positive number", limit);
+    if (!(limit > 0 && limit < 1e6))
+        return err_set(e, ERR_INPUT, "swiglu_limit is %g, expected a positive number", limit);
     c->router = ROUTER_TOPK_SOFTMAX;
     c->activation = ACT_SWIGLU_OAI;
     c->swiglu_limit = (float)limit;
@@ -174,8 +197,9 @@ static int read_layer_type(const json_t *types, int layer, bool *sliding, struct
     const char *type = json_string_value(json_array_get(types, (size_t)layer));
     *sliding = type && strcmp(type, "sliding_attention") == 0;
     if (*sliding || (type && strcmp(type, "full_attention") == 0)) return OK;
-    return err_set(e, ERR_UNSUPPORTED, "layer_types of layer %d is %.40s, known are full_attention and sliding_attention",
-                   layer, type ? type : "no string");
+    return err_set(e, ERR_UNSUPPORTED,
+                   "layer_types of layer %d is %.40s, known are full_attention and sliding_attention", layer,
+                   type ? type : "no string");
 }
 
 static int read_windows(const json_t *o, const struct family_of *f, struct model_config *c, struct arena *a,
@@ -193,7 +217,8 @@ static int read_windows(const json_t *o, const struct family_of *f, struct model
     TRY(config_windows(c, 0, &w, a, e));
     const json_t *types = hf_get(o, "layer_types");
     if (types && json_array_size(types) != (size_t)c->n_layers)
-        return err_set(e, ERR_INPUT, "layer_types has %zu elements for %d layers", json_array_size(types), c->n_layers);
+        return err_set(e, ERR_INPUT, "layer_types has %zu elements for %d layers", json_array_size(types),
+                       c->n_layers);
     for (int i = 0; i < c->n_layers; i++) {
         bool sliding = window > 0, stated;
         if (f->family == FAMILY_GPT_OSS) sliding = i % 2 == 0;
@@ -201,9 +226,11 @@ static int read_windows(const json_t *o, const struct family_of *f, struct model
         stated = sliding;
         if (types) TRY(read_layer_type(types, i, &stated, e));
         if (stated && !window)
-            return err_set(e, ERR_INPUT, "layer_types of layer %d is sliding_attention, but no sliding_window applies", i);
+            return err_set(e, ERR_INPUT,
+                           "layer_types of layer %d is sliding_attention, but no sliding_window applies", i);
         if (stated != sliding && !by_layer)
-            return err_set(e, ERR_UNSUPPORTED, "layer_types of layer %d is %s, but family %s has one kind in all layers", i,
+            return err_set(e, ERR_UNSUPPORTED,
+                           "layer_types of layer %d is %s, but family %s has one kind in all layers", i,
                            stated ? "sliding_attention" : "full_attention", family_names[f->family]);
         w[i] = stated ? (int32_t)window : 0;
     }
@@ -271,7 +298,8 @@ static int read_rope(const json_t *o, const struct family_of *f, struct model_co
     if (r) TRY(hf_float(r, "rope_theta", &s.theta, e));
     static const char *const nested[] = {"full_attention", "sliding_attention"};
     for (size_t i = 0; r && i < COUNT_OF(nested); i++)
-        if (hf_get(r, nested[i])) return err_set(e, ERR_UNSUPPORTED, "rope parameters by layer type (%s) are not known", nested[i]);
+        if (hf_get(r, nested[i]))
+            return err_set(e, ERR_UNSUPPORTED, "rope parameters by layer type (%s) are not known", nested[i]);
     double part = 1;
     if (r) TRY(hf_float(r, "partial_rotary_factor", &part, e));
     if (part != 1) return err_set(e, ERR_UNSUPPORTED, "partial_rotary_factor is %g, known is 1", part);
@@ -354,7 +382,9 @@ static int read_generation(const json_t *o, struct model_config *c, struct err *
     const struct {
         const char *key;
         float *out;
-    } keys[] = {{"temperature", &s->temperature}, {"top_p", &s->top_p}, {"min_p", &s->min_p},
+    } keys[] = {{"temperature", &s->temperature},
+                {"top_p", &s->top_p},
+                {"min_p", &s->min_p},
                 {"repetition_penalty", &s->repetition_penalty}};
     for (size_t i = 0; i < COUNT_OF(keys); i++) {
         double v = (double)*keys[i].out;

@@ -12,7 +12,8 @@ static const char *kind_of(const json_t *v)
     case JSON_OBJECT: return "an object";
     case JSON_ARRAY: return "an array";
     case JSON_STRING: return "a string";
-    case JSON_TRUE: case JSON_FALSE: return "a boolean";
+    case JSON_TRUE:
+    case JSON_FALSE: return "a boolean";
     case JSON_NULL: return "null";
     default: return "a number";
     }

@@ -1,6 +1,6 @@
-/* hf_quant: the quantisation that a checkpoint declares. Which bytes mean what is decided by the tensors themselves (see
- * hf.c); the declaration refuses by name the schemes that are not done here, before a tensor could be mistaken, and
- * gives the size of scale blocks. */
+/* hf_quant: the quantisation that a checkpoint declares. Which bytes mean what is decided by the tensors themselves
+ * (see hf.c); the declaration refuses by name the schemes that are not done here, before a tensor could be mistaken,
+ * and gives the size of scale blocks. */
 #include <jansson.h>
 #include <string.h>
 
@@ -50,8 +50,10 @@ static int check_format(const json_t *o, const char *where, struct err *e)
     const char *format = "dense";
     TRY(hf_text(o, "format", &format, e));
     if (one_of(format, known, COUNT_OF(known))) return OK;
-    return err_set(e, ERR_UNSUPPORTED, "compressed-tensors format%s is %.40s, known are float-quantized, naive-quantized, "
-                   "nvfp4-pack-quantized", where, format);
+    return err_set(e, ERR_UNSUPPORTED,
+                   "compressed-tensors format%s is %.40s, known are float-quantized, naive-quantized, "
+                   "nvfp4-pack-quantized",
+                   where, format);
 }
 
 static int read_weights(const json_t *w, struct hf_scheme *s, struct err *e)
@@ -66,7 +68,8 @@ static int read_weights(const json_t *w, struct hf_scheme *s, struct err *e)
     static const char *const of8[] = {"tensor", "channel", "block"}, *const of4[] = {"tensor_group", "group"};
     bool good = bits == 8 ? one_of(strategy, of8, COUNT_OF(of8)) : bits == 4 && one_of(strategy, of4, COUNT_OF(of4));
     if (!good || strcmp(type, "float") != 0 || !symmetric)
-        return err_set(e, ERR_UNSUPPORTED, "compressed-tensors weights are %s %.20s of %d bits by %.20s, known are symmetric "
+        return err_set(e, ERR_UNSUPPORTED,
+                       "compressed-tensors weights are %s %.20s of %d bits by %.20s, known are symmetric "
                        "float of 8 bits by tensor, channel or block, and of 4 bits by tensor_group",
                        symmetric ? "symmetric" : "asymmetric", type, (int)bits, strategy);
     return read_block(w, "block_structure", s, e);
@@ -87,7 +90,8 @@ static int read_compressed(const json_t *q, struct hf_scheme *s, struct err *e)
         return err_set(e, ERR_UNSUPPORTED, "transform_config holds transforms, which are not known");
     TRY(hf_object(q, "config_groups", &groups, e));
     json_t *group;
-    json_object_foreach((json_t *)groups, name, group) {
+    json_object_foreach((json_t *)groups, name, group)
+    {
         const json_t *weights = NULL;
         if (!json_is_object(group)) return err_set(e, ERR_INPUT, "config_groups.%.40s is no object", name);
         TRY(check_format(group, " of a group", e));
@@ -99,14 +103,17 @@ static int read_compressed(const json_t *q, struct hf_scheme *s, struct err *e)
 
 static int read_scheme(const json_t *q, struct hf_scheme *s, struct err *e)
 {
-    const char *method = hf_get(q, "quant_algo") ? "modelopt" : hf_get(q, "config_groups") ? "compressed-tensors" : NULL;
+    const char *method = hf_get(q, "quant_algo")      ? "modelopt"
+                         : hf_get(q, "config_groups") ? "compressed-tensors"
+                                                      : NULL;
     TRY(hf_text(q, "quant_method", &method, e));
     if (!method) return err_set(e, ERR_INPUT, "quant_method is missing");
     if (strcmp(method, "mxfp4") == 0) return OK;
     if (strcmp(method, "fp8") == 0) return read_fp8(q, s, e);
     if (strcmp(method, "modelopt") == 0 || strcmp(method, "modelopt_fp4") == 0) return read_modelopt(q, s, e);
     if (strcmp(method, "compressed-tensors") == 0) return read_compressed(q, s, e);
-    return err_set(e, ERR_UNSUPPORTED, "quant_method is %.40s, known are fp8, mxfp4, modelopt, compressed-tensors", method);
+    return err_set(e, ERR_UNSUPPORTED, "quant_method is %.40s, known are fp8, mxfp4, modelopt, compressed-tensors",
+                   method);
 }
 
 int hf_scheme_read(struct hf_scheme *s, const struct json_t *config, struct err *e)

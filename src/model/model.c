@@ -1,6 +1,6 @@
-/* model: the door of the room. Opens a file or a directory through the container that it is, binds the family's roles to
- * tensors, and answers questions about them. What differs between families is data here: which roles a layer has, and
- * the shape of each from the configuration. */
+/* model: the door of the room. Opens a file or a directory through the container that it is, binds the family's roles
+ * to tensors, and answers questions about them. What differs between families is data here: which roles a layer has,
+ * and the shape of each from the configuration. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -11,9 +11,9 @@
 const char *const family_names[FAMILY_COUNT] = {"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss"};
 
 const char *const role_names[ROLE_COUNT] = {
-    "embedding", "output norm", "head", "attention norm", "q", "k", "v", "o", "q bias", "k bias", "v bias", "o bias",
-    "q norm", "k norm", "sinks", "ffn norm", "gate", "up", "down", "gate bias", "up bias", "down bias", "router",
-    "router bias",
+    "embedding", "output norm", "head",   "attention norm", "q",       "k",         "v",      "o",
+    "q bias",    "k bias",      "v bias", "o bias",         "q norm",  "k norm",    "sinks",  "ffn norm",
+    "gate",      "up",          "down",   "gate bias",      "up bias", "down bias", "router", "router bias",
 };
 
 /* ------------------------------------------------------------------------------------------------ configuration */
@@ -25,14 +25,17 @@ int config_check(const struct model_config *c, struct err *e)
     if (c->n_heads % c->n_kv_heads)
         return err_set(e, ERR_INPUT, "%d query heads do not divide among %d key heads", c->n_heads, c->n_kv_heads);
     if (c->d_head % 2 || c->d_head > MODEL_MAX_HEAD)
-        return err_set(e, ERR_UNSUPPORTED, "head width %d, known are even widths up to %d", c->d_head, MODEL_MAX_HEAD);
+        return err_set(e, ERR_UNSUPPORTED, "head width %d, known are even widths up to %d", c->d_head,
+                       MODEL_MAX_HEAD);
     if (!(c->rms_eps > 0 && c->rms_eps < 1))
         return err_set(e, ERR_INPUT, "RMS norm epsilon %g, expected a number between 0 and 1", (double)c->rms_eps);
     if (c->n_experts_used > c->n_experts)
         return err_set(e, ERR_INPUT, "%d experts a token, but there are %d", c->n_experts_used, c->n_experts);
     if (family_has_experts(c->family) != (c->n_experts > 0))
-        return err_set(e, ERR_UNSUPPORTED, "%d experts in a model of family %s: experts are known for qwen3_moe and "
-                       "gpt_oss, and those must have them", c->n_experts, family_names[c->family]);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%d experts in a model of family %s: experts are known for qwen3_moe and "
+                       "gpt_oss, and those must have them",
+                       c->n_experts, family_names[c->family]);
     return OK;
 }
 
@@ -42,8 +45,7 @@ int config_add_stop(struct model_config *c, int64_t id, struct err *e)
         return err_set(e, ERR_INPUT, "end token %" PRId64 " is outside the vocabulary of %d", id, c->n_vocab);
     for (int i = 0; i < c->n_stop; i++)
         if (c->stop[i] == id) return OK;
-    if (c->n_stop == MODEL_MAX_STOP)
-        return err_set(e, ERR_UNSUPPORTED, "more than %d end tokens", MODEL_MAX_STOP);
+    if (c->n_stop == MODEL_MAX_STOP) return err_set(e, ERR_UNSUPPORTED, "more than %d end tokens", MODEL_MAX_STOP);
     c->stop[c->n_stop++] = (int32_t)id;
     return OK;
 }
@@ -71,13 +73,30 @@ void role_shape(const struct model_config *c, enum role role, int64_t *rows, int
 {
     int64_t d = c->d_model, q = (int64_t)c->n_heads * c->d_head, kv = (int64_t)c->n_kv_heads * c->d_head;
     const int64_t shapes[ROLE_COUNT][2] = {
-        [ROLE_EMBED] = {c->n_vocab, d}, [ROLE_OUT_NORM] = {d, 1}, [ROLE_HEAD] = {c->n_vocab, d},
-        [ROLE_ATTN_NORM] = {d, 1}, [ROLE_Q] = {q, d}, [ROLE_K] = {kv, d}, [ROLE_V] = {kv, d}, [ROLE_O] = {d, q},
-        [ROLE_Q_BIAS] = {q, 1}, [ROLE_K_BIAS] = {kv, 1}, [ROLE_V_BIAS] = {kv, 1}, [ROLE_O_BIAS] = {d, 1},
-        [ROLE_Q_NORM] = {c->d_head, 1}, [ROLE_K_NORM] = {c->d_head, 1}, [ROLE_SINKS] = {c->n_heads, 1},
-        [ROLE_FFN_NORM] = {d, 1}, [ROLE_GATE] = {c->d_ff, d}, [ROLE_UP] = {c->d_ff, d}, [ROLE_DOWN] = {d, c->d_ff},
-        [ROLE_GATE_BIAS] = {c->d_ff, 1}, [ROLE_UP_BIAS] = {c->d_ff, 1}, [ROLE_DOWN_BIAS] = {d, 1},
-        [ROLE_ROUTER] = {c->n_experts, d}, [ROLE_ROUTER_BIAS] = {c->n_experts, 1},
+        [ROLE_EMBED] = {c->n_vocab, d},
+        [ROLE_OUT_NORM] = {d, 1},
+        [ROLE_HEAD] = {c->n_vocab, d},
+        [ROLE_ATTN_NORM] = {d, 1},
+        [ROLE_Q] = {q, d},
+        [ROLE_K] = {kv, d},
+        [ROLE_V] = {kv, d},
+        [ROLE_O] = {d, q},
+        [ROLE_Q_BIAS] = {q, 1},
+        [ROLE_K_BIAS] = {kv, 1},
+        [ROLE_V_BIAS] = {kv, 1},
+        [ROLE_O_BIAS] = {d, 1},
+        [ROLE_Q_NORM] = {c->d_head, 1},
+        [ROLE_K_NORM] = {c->d_head, 1},
+        [ROLE_SINKS] = {c->n_heads, 1},
+        [ROLE_FFN_NORM] = {d, 1},
+        [ROLE_GATE] = {c->d_ff, d},
+        [ROLE_UP] = {c->d_ff, d},
+        [ROLE_DOWN] = {d, c->d_ff},
+        [ROLE_GATE_BIAS] = {c->d_ff, 1},
+        [ROLE_UP_BIAS] = {c->d_ff, 1},
+        [ROLE_DOWN_BIAS] = {d, 1},
+        [ROLE_ROUTER] = {c->n_experts, d},
+        [ROLE_ROUTER_BIAS] = {c->n_experts, 1},
     };
     *rows = shapes[role][0];
     *cols = shapes[role][1];
@@ -92,12 +111,18 @@ static enum need role_need(const struct model *m, enum role role)
 {
     enum family f = m->config.family;
     switch (role) {
-    case ROLE_Q_BIAS: case ROLE_K_BIAS: case ROLE_V_BIAS: return m->qkv_bias;
+    case ROLE_Q_BIAS:
+    case ROLE_K_BIAS:
+    case ROLE_V_BIAS: return m->qkv_bias;
     case ROLE_O_BIAS: return m->o_bias;
-    case ROLE_Q_NORM: case ROLE_K_NORM: return f == FAMILY_QWEN3 || f == FAMILY_QWEN3_MOE ? NEED_MUST : NEED_NEVER;
+    case ROLE_Q_NORM:
+    case ROLE_K_NORM: return f == FAMILY_QWEN3 || f == FAMILY_QWEN3_MOE ? NEED_MUST : NEED_NEVER;
     case ROLE_ROUTER: return family_has_experts(f) ? NEED_MUST : NEED_NEVER;
-    case ROLE_SINKS: case ROLE_GATE_BIAS: case ROLE_UP_BIAS: case ROLE_DOWN_BIAS: case ROLE_ROUTER_BIAS:
-        return f == FAMILY_GPT_OSS ? NEED_MUST : NEED_NEVER;
+    case ROLE_SINKS:
+    case ROLE_GATE_BIAS:
+    case ROLE_UP_BIAS:
+    case ROLE_DOWN_BIAS:
+    case ROLE_ROUTER_BIAS: return f == FAMILY_GPT_OSS ? NEED_MUST : NEED_NEVER;
     default: return NEED_MUST;
     }
 }
@@ -127,7 +152,8 @@ int model_bind(struct model *m, bind_role *bind, void *with, struct err *e)
         /* A layer's table only after the layer before was found: a configuration alone cannot make this large. */
         if (c->n_experts) {
             m->experts[i] = arena_alloc(&m->arena, (size_t)c->n_experts * EXPERT_ROLES * sizeof *m->experts[i]);
-            if (!m->experts[i]) return err_set(e, ERR_NOMEM, "out of memory for the table of %d experts", c->n_experts);
+            if (!m->experts[i])
+                return err_set(e, ERR_NOMEM, "out of memory for the table of %d experts", c->n_experts);
         }
         for (enum role role = ROLE_ATTN_NORM; role < ROLE_COUNT; role++) {
             enum need need = role_need(m, role);
@@ -155,8 +181,12 @@ int model_matrix(struct model *m, struct tensor *t, int64_t leading, int64_t row
     const int64_t dims[3] = {leading, rows, cols};
     int skip = leading == 1;
     TRY(tensor_check_shape(t, 3 - skip, dims + skip, e));
-    *out = (struct dmat){.type = t->type, .rows = rows, .cols = cols, .data = t->data,
-                         .row_stride = dtype_row_bytes(t->type, cols), .map = t->map};
+    *out = (struct dmat){.type = t->type,
+                         .rows = rows,
+                         .cols = cols,
+                         .data = t->data,
+                         .row_stride = dtype_row_bytes(t->type, cols),
+                         .map = t->map};
     model_use(m, t);
     return OK;
 }
@@ -169,8 +199,12 @@ int model_vector(struct model *m, struct tensor *t, int64_t leading, int64_t n, 
     const int64_t dims[2] = {leading, n};
     int skip = leading == 1;
     TRY(tensor_check_shape(t, 2 - skip, dims + skip, e));
-    *out = (struct dmat){.type = t->type, .rows = n, .cols = 1, .data = t->data,
-                         .row_stride = dtype_row_bytes(t->type, 1), .map = t->map};
+    *out = (struct dmat){.type = t->type,
+                         .rows = n,
+                         .cols = 1,
+                         .data = t->data,
+                         .row_stride = dtype_row_bytes(t->type, 1),
+                         .map = t->map};
     model_use(m, t);
     return OK;
 }
@@ -253,9 +287,23 @@ void model_vec(const struct model *m, enum role role, int layer, int expert, int
 static uint64_t hash_config(const struct model_config *c)
 {
     const int32_t sizes[] = {
-        (int32_t)c->family, c->n_layers, c->d_model, c->n_heads, c->n_kv_heads, c->d_head, c->d_ff, c->n_vocab,
-        c->n_experts, c->n_experts_used, c->ctx_train, c->rope_interleaved, (int32_t)c->activation, (int32_t)c->router,
-        c->tied, c->bos, c->n_stop,
+        (int32_t)c->family,
+        c->n_layers,
+        c->d_model,
+        c->n_heads,
+        c->n_kv_heads,
+        c->d_head,
+        c->d_ff,
+        c->n_vocab,
+        c->n_experts,
+        c->n_experts_used,
+        c->ctx_train,
+        c->rope_interleaved,
+        (int32_t)c->activation,
+        (int32_t)c->router,
+        c->tied,
+        c->bos,
+        c->n_stop,
     };
     const float scalars[] = {c->rms_eps, c->rope_mscale, c->swiglu_limit};
     uint64_t h = HASH(HASH(HASH_START, sizes), scalars);
@@ -279,7 +327,8 @@ uint64_t model_fingerprint(const struct model *m)
         if (!t->used) continue;
         uint64_t one = hash_bytes(HASH_START, t->name.ptr, t->name.len);
         one = hash_bytes(one, t->type_name.ptr, t->type_name.len);
-        table += hash_bytes(one, t->dims, (size_t)t->n_dims * sizeof *t->dims); /* a sum: order and files do not matter */
+        table +=
+            hash_bytes(one, t->dims, (size_t)t->n_dims * sizeof *t->dims); /* a sum: order and files do not matter */
     }
     h = HASH(h, table);
     for (int i = 0; i < m->config.n_layers; i++) h = hash_sample(h, role_slot(m, ROLE_Q, i, 0));

@@ -93,7 +93,8 @@ struct dmat model_mat(const struct model *m, enum role role, int layer, int expe
 void model_vec(const struct model *m, enum role role, int layer, int expert, int64_t r0, int64_t r1, float *out);
 /* Bytes of all tensors that the family uses, as stored. */
 size_t model_bytes(const struct model *m);
-/* A hash over configuration, tensor table and sizes: equal on two machines exactly if they hold the same model. */
+/* A hash over configuration, tensor table (names, types, shapes) and a few bytes of each layer: equal on two machines
+ * that hold the same model, however it is cut into files, and different for another, fine-tunes included. */
 uint64_t model_fingerprint(const struct model *m);
 
 /* The vocabulary and template inside a GGUF file (container "gguf"; all empty otherwise). */

@@ -57,7 +57,12 @@ uint64_t hash_bytes(uint64_t h, const void *data, size_t n);
 
 /* The limits of what a configuration may claim: beyond any model, and small enough that no product overflows. */
 enum {
-    MAX_LAYERS = 4096, MAX_WIDTH = 1 << 20, MAX_HEADS = 4096, MAX_FFN = 1 << 22, MAX_VOCAB = 1 << 24, MAX_EXPERTS = 4096
+    MAX_LAYERS = 4096,
+    MAX_WIDTH = 1 << 20,
+    MAX_HEADS = 4096,
+    MAX_FFN = 1 << 22,
+    MAX_VOCAB = 1 << 24,
+    MAX_EXPERTS = 4096
 };
 
 /* ------------------------------------------------------------------------------------------------ model.c */
@@ -119,13 +124,13 @@ enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
 struct rope_spec {
     enum rope_kind kind;
     double theta, factor;
-    double low_freq, high_freq;       /* llama3 */
-    double original;                  /* positions before scaling: llama3, yarn */
-    double beta_fast, beta_slow;      /* yarn */
-    double attention;                 /* yarn: the factor on cos and sin, where stated; 0: by the formula */
-    double mscale, mscale_all;        /* yarn: other forms of the formula; 0: not stated */
-    double scale;                     /* multiplies whatever factor came out; 1 in checkpoint directories */
-    bool truncate;                    /* yarn: round the ramp's ends outwards */
+    double low_freq, high_freq;  /* llama3 */
+    double original;             /* positions before scaling: llama3, yarn */
+    double beta_fast, beta_slow; /* yarn */
+    double attention;            /* yarn: the factor on cos and sin, where stated; 0: by the formula */
+    double mscale, mscale_all;   /* yarn: other forms of the formula; 0: not stated */
+    double scale;                /* multiplies whatever factor came out; 1 in checkpoint directories */
+    bool truncate;               /* yarn: round the ramp's ends outwards */
 };
 /* All that is not stated has its usual value. */
 struct rope_spec rope_spec_new(void);
@@ -135,16 +140,28 @@ int rope_fill(struct model_config *c, const struct rope_spec *s, const float *di
 /* ------------------------------------------------------------------------------------------------ gguf.c */
 
 enum gguf_type {
-    GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STRING, GGUF_ARRAY,
-    GGUF_U64, GGUF_I64, GGUF_F64, GGUF_TYPE_COUNT
+    GGUF_U8,
+    GGUF_I8,
+    GGUF_U16,
+    GGUF_I16,
+    GGUF_U32,
+    GGUF_I32,
+    GGUF_F32,
+    GGUF_BOOL,
+    GGUF_STRING,
+    GGUF_ARRAY,
+    GGUF_U64,
+    GGUF_I64,
+    GGUF_F64,
+    GGUF_TYPE_COUNT
 };
 
 struct gguf_kv {
     struct span key;
-    enum gguf_type type;  /* of the value, or of an array's elements */
+    enum gguf_type type; /* of the value, or of an array's elements */
     bool array;
-    uint64_t count;       /* elements of an array, bytes of a string, else 1 */
-    const uint8_t *at;    /* the first element, unaligned */
+    uint64_t count;    /* elements of an array, bytes of a string, else 1 */
+    const uint8_t *at; /* the first element, unaligned */
 };
 
 struct gguf {
@@ -158,8 +175,8 @@ int gguf_parse(struct gguf *g, struct tensors *t, const uint8_t *data, size_t le
                struct err *e) MUST_CHECK;
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key);
 
-/* Values by key. Absent: *out keeps what it held. Present with another type or outside [min, max]: an error that names
- * the key and both values. An array of equal numbers is that number (per-layer lists). */
+/* Values by key. Absent: *out keeps what it held. Present with another type or outside [min, max]: an error that
+ * names the key and both values. An array of equal numbers is that number (per-layer lists). */
 int gguf_int(const struct gguf *g, const char *key, int64_t min, int64_t max, int64_t *out, struct err *e) MUST_CHECK;
 int gguf_float(const struct gguf *g, const char *key, double *out, struct err *e) MUST_CHECK;
 int gguf_bool(const struct gguf *g, const char *key, int *out, struct err *e) MUST_CHECK;
@@ -199,13 +216,14 @@ int hf_flag(const struct json_t *o, const char *key, bool *out, struct err *e) M
 int hf_text(const struct json_t *o, const char *key, const char **out, struct err *e) MUST_CHECK;
 int hf_object(const struct json_t *o, const char *key, const struct json_t **out, struct err *e) MUST_CHECK;
 
-/* ------------------------------------------------------------------------------------------------ hf_config.c, hf_quant.c */
+/* ------------------------------------------------------------------------------------------ hf_config.c, hf_quant.c
+ */
 
-/* What config.json and hf_quant_config.json declare. Tensors decide what is done; this is for the name people read, for
- * the size of scale blocks, and for refusing what is not done here. */
+/* What config.json and hf_quant_config.json declare. Tensors decide what is done; this is for the name people read,
+ * for the size of scale blocks, and for refusing what is not done here. */
 struct hf_scheme {
-    const char *source;              /* "", "modelopt ", "compressed-tensors ": goes before the format's name */
-    int64_t block_rows, block_cols;  /* of FP8 scale grids */
+    const char *source;             /* "", "modelopt ", "compressed-tensors ": goes before the format's name */
+    int64_t block_rows, block_cols; /* of FP8 scale grids */
 };
 
 struct hf_config {

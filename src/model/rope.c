@@ -10,8 +10,14 @@ static const double PI = 3.14159265358979323846;
 
 struct rope_spec rope_spec_new(void)
 {
-    return (struct rope_spec){.theta = 10000, .factor = 1, .low_freq = 1, .high_freq = 4, .beta_fast = 32,
-                              .beta_slow = 1, .scale = 1, .truncate = true};
+    return (struct rope_spec){.theta = 10000,
+                              .factor = 1,
+                              .low_freq = 1,
+                              .high_freq = 4,
+                              .beta_fast = 32,
+                              .beta_slow = 1,
+                              .scale = 1,
+                              .truncate = true};
 }
 
 /* Long waves are stretched by factor, short ones kept, those between blended. */
@@ -91,8 +97,8 @@ int rope_fill(struct model_config *c, const struct rope_spec *s, const float *di
         }
         if (divisors) {
             if (!(divisors[i] > 0 && divisors[i] <= FLT_MAX))
-                return err_set(e, ERR_INPUT, "tensor rope_freqs.weight: element %d is %g, expected a positive number", i,
-                               (double)divisors[i]);
+                return err_set(e, ERR_INPUT, "tensor rope_freqs.weight: element %d is %g, expected a positive number",
+                               i, (double)divisors[i]);
             freq /= (double)divisors[i];
         }
         c->rope_inv_freq[i] = (float)freq;

@@ -1,6 +1,6 @@
 /* safetensors: one file's header. Eight bytes of length, JSON, then the data; every tensor must lie in the file, have
- * the size that its shape and type say, and share no byte with another. What a type is good for is decided later, so a
- * file may hold types that no weight of ours has. */
+ * the size that its shape and type say, and share no byte with another. What a type is good for is decided later, so
+ * a file may hold types that no weight of ours has. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>
@@ -14,10 +14,11 @@ static const struct {
     unsigned bits;
     enum dtype type;
 } types[] = {
-    {"F32", 32, DT_F32}, {"F16", 16, DT_F16}, {"BF16", 16, DT_BF16}, {"F8_E4M3", 8, DT_F8_E4M3},
-    {"F64", 64, DT_NONE}, {"I64", 64, DT_NONE}, {"U64", 64, DT_NONE}, {"I32", 32, DT_NONE}, {"U32", 32, DT_NONE},
-    {"I16", 16, DT_NONE}, {"U16", 16, DT_NONE}, {"I8", 8, DT_NONE}, {"U8", 8, DT_NONE}, {"BOOL", 8, DT_NONE},
-    {"F8_E5M2", 8, DT_NONE}, {"F8_E8M0", 8, DT_NONE}, {"F4", 4, DT_NONE},
+    {"F32", 32, DT_F32},  {"F16", 16, DT_F16},  {"BF16", 16, DT_BF16},   {"F8_E4M3", 8, DT_F8_E4M3},
+    {"F64", 64, DT_NONE}, {"I64", 64, DT_NONE}, {"U64", 64, DT_NONE},    {"I32", 32, DT_NONE},
+    {"U32", 32, DT_NONE}, {"I16", 16, DT_NONE}, {"U16", 16, DT_NONE},    {"I8", 8, DT_NONE},
+    {"U8", 8, DT_NONE},   {"BOOL", 8, DT_NONE}, {"F8_E5M2", 8, DT_NONE}, {"F8_E8M0", 8, DT_NONE},
+    {"F4", 4, DT_NONE},
 };
 
 static int parse_type(struct tensor *t, const char *dtype, unsigned *bits, struct arena *a, struct err *e)
@@ -59,8 +60,10 @@ static int parse_offset(const json_t *pair, size_t i, size_t limit, size_t *out,
     if (json_array_size(pair) != 2 || !json_is_integer(v) || json_integer_value(v) < 0)
         return err_set(e, ERR_INPUT, "data_offsets is not a pair of whole numbers from 0 up");
     if ((uint64_t)json_integer_value(v) > limit)
-        return err_set(e, ERR_INPUT, "data_offsets reach byte %" JSON_INTEGER_FORMAT " of a data section of %zu bytes: "
-                       "the file is truncated", json_integer_value(v), limit);
+        return err_set(e, ERR_INPUT,
+                       "data_offsets reach byte %" JSON_INTEGER_FORMAT " of a data section of %zu bytes: "
+                       "the file is truncated",
+                       json_integer_value(v), limit);
     *out = (size_t)json_integer_value(v);
     return OK;
 }
@@ -95,7 +98,8 @@ static int parse_entries(struct tensors *t, json_t *root, const uint8_t *data, s
 {
     const char *key;
     json_t *entry;
-    json_object_foreach(root, key, entry) {
+    json_object_foreach(root, key, entry)
+    {
         if (strcmp(key, "__metadata__") == 0) continue;
         size_t key_len = strlen(key);
         if (key_len == 0 || key_len >= TENSOR_MAX_NAME)
@@ -116,13 +120,16 @@ int safetensors_parse(struct tensors *t, const uint8_t *data, size_t len, const 
 {
     static const char lfs[] = "version https://git-lfs";
     if (len >= sizeof lfs && memcmp(data, lfs, sizeof lfs - 1) == 0)
-        return err_set(e, ERR_INPUT, "%s: is a Git LFS pointer, not the file itself: fetch it with git lfs pull", where);
+        return err_set(e, ERR_INPUT, "%s: is a Git LFS pointer, not the file itself: fetch it with git lfs pull",
+                       where);
     if (len < 8) return err_set(e, ERR_INPUT, "%s: has %zu bytes, a safetensors file has at least 8", where, len);
     uint64_t header = 0;
     for (int i = 7; i >= 0; i--) header = header << 8 | data[i];
     if (header > len - 8 || header > MAX_HEADER)
-        return err_set(e, ERR_INPUT, "%s: says its header takes %" PRIu64 " bytes, but %zu follow and at most %d are "
-                       "allowed: truncated, or not a safetensors file", where, header, len - 8, MAX_HEADER);
+        return err_set(e, ERR_INPUT,
+                       "%s: says its header takes %" PRIu64 " bytes, but %zu follow and at most %d are "
+                       "allowed: truncated, or not a safetensors file",
+                       where, header, len - 8, MAX_HEADER);
     if (!header || data[8] != '{')
         return err_set(e, ERR_INPUT, "%s: the header of %" PRIu64 " bytes does not begin with '{'", where, header);
     size_t begin = 8 + (size_t)header, first = t->n;

@@ -1,5 +1,6 @@
 /* tensors: the table of what a checkpoint's files hold, whatever the container, searched by name through a hash table
- * because a mixture of experts names tens of thousands. Shape and type mismatches are worded here, both sides shown. */
+ * because a mixture of experts names tens of thousands. Shape and type mismatches are worded here, both sides shown.
+ */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +46,8 @@ int tensors_index(struct tensors *t, struct err *e)
         struct span name = t->items[i].name;
         size_t at = slot_of(t, name);
         if (t->slots[at])
-            return err_set(e, ERR_INPUT, "tensor %.*s occurs twice", (int)(name.len < 200 ? name.len : 200), name.ptr);
+            return err_set(e, ERR_INPUT, "tensor %.*s occurs twice", (int)(name.len < 200 ? name.len : 200),
+                           name.ptr);
         t->slots[at] = (uint32_t)i + 1;
     }
     return OK;
