@@ -13,7 +13,7 @@
 
 #include "model_priv.h"
 
-enum { MAX_JSON = 256 << 20, MAX_FILES = 4096 };
+enum { MAX_INDEX = 256 << 20, MAX_CONFIG = 16 << 20, MAX_FILES = 1024 };
 
 /* What was met among the weights, for the name that people read. */
 enum seen { SEEN_TENSOR = 1, SEEN_CHANNEL = 2, SEEN_BLOCK = 4, SEEN_NVFP4 = 8, SEEN_MXFP4 = 16 };
@@ -466,7 +466,7 @@ static int open_tensors(struct model *m, struct err *e)
     json_t *root;
     TRY(path_in(path, m, "model.safetensors.index.json", e));
     if (file_exists(path)) {
-        TRY(file_read(&text, path, MAX_JSON, e));
+        TRY(file_read(&text, path, MAX_INDEX, e));
         int rc = hf_parse(&root, buf_span(&text), path, e);
         buf_free(&text);
         TRY(rc);
@@ -489,7 +489,7 @@ static int open_tensors(struct model *m, struct err *e)
 static int read_text(const struct model *m, const char *name, char path[PATH_MAX], struct buf *text, struct err *e)
 {
     TRY(path_in(path, m, name, e));
-    return file_exists(path) ? file_read(text, path, MAX_JSON, e) : OK;
+    return file_exists(path) ? file_read(text, path, MAX_CONFIG, e) : OK;
 }
 
 static int read_config(struct model *m, struct hf_config *config, struct err *e)
