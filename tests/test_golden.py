@@ -1,0 +1,61 @@
+"""Logits of every family and format against transformers (tests/golden, made by make_golden.py)."""
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+CASES = sorted(p.parent.name for p in GOLDEN.glob("*/expect.json"))
+
+# Formats whose products take int8 activations at the SIMD levels. All other products, and all of level c, are float32.
+INT8 = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4", "nvfp4")
+FLOAT_LIMIT, INT8_LIMIT = 1e-3, 2e-2
+
+
+def load(case):
+    expect = json.loads((GOLDEN / case / "expect.json").read_text())
+    return GOLDEN / case / expect["model"], expect, np.load(GOLDEN / case / "logits.npy")
+
+
+def logits(hearth, model, ids, tmp_path, *flags):
+    out = tmp_path / "out.npy"
+    hearth.ok("logits", model, "--ids", ",".join(map(str, ids)), "-o", out, *flags)
+    return np.load(out)
+
+
+def relative(got, want):
+    return np.linalg.norm(got - want) / np.linalg.norm(want)
+
+
+def test_every_case_is_here():
+    assert len(CASES) == 40
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_float32(hearth, tmp_path, case):
+    model, expect, want = load(case)
+    got = logits(hearth, model, expect["ids"], tmp_path, "--cpu", "c")
+    assert got.shape == want.shape and got.dtype == np.float32
+    assert relative(got, want) < FLOAT_LIMIT
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_best_level(hearth, tmp_path, case):
+    model, expect, want = load(case)
+    got = logits(hearth, model, expect["ids"], tmp_path)
+    assert relative(got, want) < (INT8_LIMIT if any(f in case for f in INT8) else FLOAT_LIMIT)
+    # The same best id wherever the reference's margin is larger than what the error can turn.
+    error = np.abs(got - want).max(axis=1)
+    top = np.sort(want, axis=1)
+    clear = top[:, -1] - top[:, -2] > 2 * error
+    assert clear.sum() > len(clear) // 2
+    assert (got.argmax(1) == want.argmax(1))[clear].all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_same_bits_for_any_threads_and_chunks(hearth, tmp_path, case):
+    model, expect, _ = load(case)
+    one = logits(hearth, model, expect["ids"], tmp_path, "--threads", "1")
+    for flags in (("--threads", "2"), ("--threads", "5"), ("--threads", "2", "--chunk", "7")):
+        assert (logits(hearth, model, expect["ids"], tmp_path, *flags) == one).all(), flags
