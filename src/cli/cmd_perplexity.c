@@ -131,7 +131,7 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
     struct tokenizer *tok = NULL;
     struct engine *en = NULL;
     struct ids ids = {0};
-    struct result result;
+    struct result result = {0};
     int rc = flags_parse(&u, argc, argv, operands, e);
     if (rc) return rc < 0 ? rc : OK;
     if ((rc = resolve_model(&path, operands[0], e)) < 0) goto out;
