@@ -1,5 +1,6 @@
 /* test_checkpoint: whole tiny models, as GGUF files and as checkpoint directories, opened and looked at byte by byte;
  * each tensor in turn missing or bent; shards and parts; the ways in which matrices are quantised. */
+#include <dirent.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -955,6 +956,58 @@ static void test_cut_model(void **state)
     remove_dir(dir);
 }
 
+/* ------------------------------------------------------------------------------------------------ golden cases */
+
+static void check_finite(const struct model *m, enum role role, int layer, int expert)
+{
+    struct dmat w = model_mat(m, role, layer, expert);
+    int64_t rows, cols;
+    float *row = malloc((size_t)w.cols * sizeof *row);
+    role_shape(model_config(m), role, &rows, &cols);
+    assert_true(w.rows == rows && w.cols == cols);
+    for (int64_t r = 0; r < w.rows; r++) {
+        dmat_row(&w, r, row);
+        for (int64_t c = 0; c < w.cols; c++)
+            if (!isfinite(row[c]))
+                fail_msg("%s of layer %d, row %" PRId64 ": not finite", role_names[role], layer, r);
+    }
+    free(row);
+}
+
+/* Every checkpoint that the reference wrote opens, and every role decodes. What the numbers are is the engine's test. */
+static void test_golden_cases(void **state)
+{
+    (void)state;
+    DIR *d = opendir(TEST_GOLDEN);
+    struct dirent *entry;
+    int opened = 0;
+    while (d && (entry = readdir(d))) {
+        char path[1024];
+        json_error_t bad;
+        snprintf(path, sizeof path, "%s/%s/expect.json", TEST_GOLDEN, entry->d_name);
+        json_t *expect = json_load_file(path, 0, &bad);
+        if (!expect) continue;
+        struct model *m;
+        snprintf(path, sizeof path, "%s/%s", TEST_GOLDEN, entry->d_name);
+        GOOD(open_path(&m, path, json_string_value(json_object_get(expect, "model"))));
+        const struct model_config *c = model_config(m);
+        assert_int_equal(c->n_vocab, 256);
+        bool plain = strcmp(model_quantization(m), "none") == 0;
+        const char *dash = strrchr(entry->d_name, '-'), *tail = dash ? dash + 1 : "";
+        assert_true(plain == (strcmp(tail, "bf16") == 0 || strcmp(tail, "f16") == 0 || strcmp(tail, "f32") == 0));
+        for (enum role role = 0; role < ROLE_COUNT; role++)
+            for (int l = 0; l < (role_is_shared(role) ? 1 : c->n_layers); l++)
+                for (int x = 0; x < (role_per_expert(m, role) ? c->n_experts : 1); x++)
+                    if (model_has(m, role, l, x)) check_finite(m, role, l, x);
+        model_close(&m);
+        json_decref(expect);
+        opened++;
+    }
+    if (d) closedir(d);
+    print_message("%d golden checkpoints\n", opened);
+    assert_true(opened > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -976,6 +1029,7 @@ int main(void)
         cmocka_unit_test(test_gguf_refusals),
         cmocka_unit_test(test_gguf_parts),
         cmocka_unit_test(test_cut_model),
+        cmocka_unit_test(test_golden_cases),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * here is refused by name. */
 #include <inttypes.h>
 #include <jansson.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "model_priv.h"

@@ -62,13 +62,6 @@ int config_windows(struct model_config *c, int32_t window, int32_t **out, struct
 
 /* ------------------------------------------------------------------------------------------------ roles */
 
-bool role_is_vector(enum role role)
-{
-    int64_t rows, cols;
-    role_shape(&(struct model_config){.d_model = 2, .n_heads = 2, .d_head = 2, .d_ff = 2}, role, &rows, &cols);
-    return cols == 1;
-}
-
 void role_shape(const struct model_config *c, enum role role, int64_t *rows, int64_t *cols)
 {
     int64_t d = c->d_model, q = (int64_t)c->n_heads * c->d_head, kv = (int64_t)c->n_kv_heads * c->d_head;

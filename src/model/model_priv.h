@@ -100,7 +100,6 @@ int config_add_stop(struct model_config *c, int64_t id, struct err *e) MUST_CHEC
 /* c->window for all layers; *out is the same array, for those to be changed that differ. */
 int config_windows(struct model_config *c, int32_t window, int32_t **out, struct arena *a, struct err *e) MUST_CHECK;
 
-bool role_is_vector(enum role role);
 void role_shape(const struct model_config *c, enum role role, int64_t *rows, int64_t *cols);
 
 /* Calls bind for every role that the family has, layer by layer. bind fills the slots that role_slot points at. */
