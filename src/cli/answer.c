@@ -2,8 +2,8 @@
  *
  * gpt-oss answers in channels:
  *     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...
- * Its control tokens carry no text of their own, so the channels are told apart here: `final` is what was said, the
- * rest is thinking, shown under its channel's name. */
+ * Its control tokens carry no text of their own, so the channels are told apart here: `final`, and what stands in no
+ * channel, is what was said; the rest is thinking, shown under its channel's name. No text is ever dropped. */
 #include <math.h>
 #include <string.h>
 
@@ -64,7 +64,7 @@ static void channels_open(struct channels *c, const struct tokenizer *t, bool ch
     c->start = tokenizer_find_special(t, span_of("<|start|>"));
     c->end = tokenizer_find_special(t, span_of("<|end|>"));
     if (c->message < 0 || c->start < 0 || c->end < 0) c->channel = -1;
-    c->at = c->channel < 0 ? IN_FINAL : IN_HEADER;
+    c->at = IN_FINAL;
 }
 
 /* A message begins: its channel's name was collected. */
@@ -104,7 +104,7 @@ static int take_id(struct speaker *s, int32_t id, struct err *e)
     struct channels *c = &s->ch;
     if (c->channel >= 0 && id == c->message) return channel_enter(s, e);
     if (c->channel >= 0 && (id == c->channel || id == c->start || id == c->end)) {
-        c->at = IN_HEADER;
+        c->at = id == c->end ? IN_FINAL : IN_HEADER;
         c->naming = id == c->channel;
         c->name.len = 0;
         return OK;
@@ -117,6 +117,11 @@ static int finish(struct speaker *s, struct err *e)
 {
     TRY(detok_end(&s->detok, &s->piece));
     if (s->piece.len) TRY(take_text(s, e));
+    if (s->ch.naming) { /* the answer ended inside a channel's name */
+        s->ch.at = IN_FINAL;
+        if (s->ch.name.len) TRY(buf_append(&s->piece, s->ch.name.data, s->ch.name.len));
+        if (s->piece.len) TRY(take_text(s, e));
+    }
     return show_line_end(s, e);
 }
 
