@@ -1,13 +1,12 @@
-/* base.c: errors, sizes, memory, clock, the machine, progress and log. */
+/* base.c: errors, spans, sizes, memory, progress and log. Messages are made printable before anyone sees them,
+ * because the names in them come from files that nobody has vouched for. Memory that cannot be had is an error with
+ * the number of bytes, or NULL where there is no struct err to say it in; nothing here ends the process. */
 #include "base.h"
 
-#include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------------------------------------------ errors */
@@ -42,15 +41,16 @@ int err_set(struct err *e, int code, const char *fmt, ...)
 
 int err_prefix(struct err *e, const char *fmt, ...)
 {
-    char prefix[256], old[sizeof e->msg];
+    char prefix[256], both[sizeof e->msg + sizeof prefix + 1];
     va_list ap;
     if (!e) return ERR_INPUT;
     va_start(ap, fmt);
     vsnprintf(prefix, sizeof prefix, fmt, ap);
     va_end(ap);
-    memcpy(old, e->msg, sizeof old);
-    snprintf(e->msg, sizeof e->msg, "%s: %.*s", prefix, (int)(sizeof e->msg - sizeof prefix - 3), old);
-    make_printable(e->msg);
+    snprintf(both, sizeof both, "%s: %s", prefix, e->msg);
+    both[sizeof e->msg - 1] = 0; /* what does not fit is the end of the message, not the place */
+    make_printable(both);
+    memcpy(e->msg, both, strlen(both) + 1);
     return e->code;
 }
 
@@ -74,8 +74,21 @@ bool span_ends(struct span a, const char *cstr)
     return a.len >= n && (n == 0 || !memcmp(a.ptr + a.len - n, cstr, n));
 }
 
-bool size_mul(size_t a, size_t b, size_t *out) { return !__builtin_mul_overflow(a, b, out); }
-bool size_add(size_t a, size_t b, size_t *out) { return !__builtin_add_overflow(a, b, out); }
+bool size_mul(size_t a, size_t b, size_t *out)
+{
+    size_t product;
+    if (__builtin_mul_overflow(a, b, &product)) return false;
+    *out = product;
+    return true;
+}
+
+bool size_add(size_t a, size_t b, size_t *out)
+{
+    size_t sum;
+    if (__builtin_add_overflow(a, b, &sum)) return false;
+    *out = sum;
+    return true;
+}
 
 /* ------------------------------------------------------------------------------------------------ memory */
 
@@ -93,8 +106,7 @@ int mem_new_aligned(void *out_ptr, size_t bytes, struct err *e)
 {
     size_t align = bytes >= HUGE_FROM ? HUGE_PAGE : 64;
     void *p = NULL;
-    if (bytes > SIZE_MAX - align) return err_set(e, ERR_NOMEM, "out of memory: %zu bytes are more than there can be", bytes);
-    if (posix_memalign(&p, align, size_round_up(bytes ? bytes : 1, 64)))
+    if (bytes > SIZE_MAX - align || posix_memalign(&p, align, size_round_up(bytes ? bytes : 1, 64)))
         return err_set(e, ERR_NOMEM, "out of memory: %zu bytes could not be had", bytes);
     if (bytes >= HUGE_FROM) (void)madvise(p, bytes, MADV_HUGEPAGE); /* a wish: slower without, right all the same */
     memcpy(out_ptr, &p, sizeof p);
@@ -198,72 +210,6 @@ void buf_free(struct buf *b)
     *b = (struct buf){0};
 }
 
-/* ------------------------------------------------------------------------------------------------ time, machine */
-
-double clock_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-/* The number after `key` in a file of "key: value" or bare-number lines, times unit; SIZE_MAX where there is none. */
-static size_t read_number(const char *path, const char *key, size_t unit)
-{
-    char line[256];
-    size_t n = strlen(key), value = SIZE_MAX;
-    FILE *f = fopen(path, "r");
-    if (!f) return SIZE_MAX;
-    while (value == SIZE_MAX && fgets(line, sizeof line, f)) {
-        char *end;
-        if (strncmp(line, key, n)) continue;
-        unsigned long long v = strtoull(line + n, &end, 10);
-        if (end != line + n && !__builtin_mul_overflow((size_t)v, unit, &value)) continue;
-        value = SIZE_MAX; /* "max": no limit */
-    }
-    fclose(f);
-    return value;
-}
-
-size_t machine_total_bytes(void)
-{
-    size_t total = read_number("/proc/meminfo", "MemTotal:", 1024);
-    return total == SIZE_MAX ? 0 : total;
-}
-
-size_t machine_free_bytes(void)
-{
-    static const struct { const char *limit, *used, *stat, *cache; } groups[] = {
-        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "inactive_file "},
-        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-         "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file "},
-    };
-    size_t free_bytes = read_number("/proc/meminfo", "MemAvailable:", 1024);
-    if (free_bytes == SIZE_MAX) free_bytes = 0;
-    for (size_t i = 0; i < COUNT_OF(groups); i++) {
-        size_t limit = read_number(groups[i].limit, "", 1), used = read_number(groups[i].used, "", 1);
-        size_t cache = read_number(groups[i].stat, groups[i].cache, 1);
-        if (limit == SIZE_MAX || used == SIZE_MAX) continue;
-        if (cache != SIZE_MAX) used -= cache < used ? cache : used;
-        size_t left = used < limit ? limit - used : 0;
-        if (left < free_bytes) free_bytes = left;
-    }
-    return free_bytes;
-}
-
-size_t process_resident_bytes(void)
-{
-    size_t rss = read_number("/proc/self/status", "VmRSS:", 1024);
-    return rss == SIZE_MAX ? 0 : rss;
-}
-
-int machine_cores(void)
-{
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    return n > 0 ? n : 1;
-}
-
 /* ------------------------------------------------------------------------------------------------ progress, log */
 
 static const char *scaled(double v, const char *unit, char out[32])
@@ -286,8 +232,9 @@ void progress_add(struct progress *p, size_t n)
     if (!p->on) return;
     double now = clock_now(), last;
     __atomic_load(&p->last, &last, __ATOMIC_RELAXED);
-    if (now - last < 0.1 || !__atomic_compare_exchange(&p->last, &last, &now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-        return; /* too soon, or another thread prints */
+    if (now - last < 0.1) return;
+    if (!__atomic_compare_exchange(&p->last, &last, &now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return; /* another thread prints */
     char a[32], b[32], rate[32];
     double seconds = now - p->start, per_second = (double)done / seconds;
     double left = p->total > done && per_second > 0 ? (double)(p->total - done) / per_second : 0;

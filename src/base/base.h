@@ -71,7 +71,7 @@ static inline size_t size_round_up(size_t n, size_t to) { return (n + to - 1) / 
 
 /* malloc that fills e with the number of bytes when it fails; *out is zeroed memory. Freed with free(). */
 int mem_new(void *out_ptr, size_t bytes, struct err *e) MUST_CHECK;
-/* Memory aligned to 64 bytes (2 MiB and huge pages asked for from 4 MiB up), not zeroed. Freed with mem_free_aligned. */
+/* Memory aligned to 64 bytes (2 MiB and huge pages asked for from 4 MiB up), not zeroed. For mem_free_aligned. */
 int mem_new_aligned(void *out_ptr, size_t bytes, struct err *e) MUST_CHECK;
 void mem_free_aligned(void *p);
 
@@ -114,7 +114,8 @@ struct fmap {
 };
 int fmap_open(struct fmap *out, const char *path, struct err *e) MUST_CHECK;
 void fmap_close(struct fmap *m);
-/* Says that [data, data+len) inside the map is not needed any more (whole pages only). */
+/* Says that [data, data+len) inside the map is not needed any more (whole pages only). What reaches past the end of
+ * the map is cut off, so that the last row of a slice may be given by its stride. */
 void fmap_drop(const struct fmap *m, const uint8_t *data, size_t len);
 /* Reads a whole file of at most max bytes into memory; buf_free it. */
 int file_read(struct buf *out, const char *path, size_t max, struct err *e) MUST_CHECK;

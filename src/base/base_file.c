@@ -1,4 +1,6 @@
-/* base_file.c: files as read-only maps, and small files as bytes. */
+/* base_file.c: files as read-only maps, and small files as bytes. Only regular files are accepted: a pipe or a device
+ * that stands where a checkpoint should would block, or never end. A file that shrinks while it is mapped is not
+ * guarded against. */
 #include "base.h"
 
 #include <errno.h>
@@ -12,12 +14,13 @@
 /* Opens a regular file for reading: *fd and its size. */
 static int open_regular(const char *path, int *fd, size_t *size, struct err *e)
 {
-    struct stat st;
-    int f = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat st = {0};
+    int f = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer is refused, not awaited */
     if (f < 0) return err_set(e, ERR_IO, "%s: cannot be opened: %s", path, strerror(errno));
     if (fstat(f, &st) < 0 || !S_ISREG(st.st_mode)) {
         close(f);
-        return err_set(e, ERR_INPUT, "%s: is no regular file", path);
+        return err_set(e, ERR_INPUT, "%s: is %s, a regular file is needed", path,
+                       S_ISDIR(st.st_mode) ? "a directory" : "a pipe or a device");
     }
     *fd = f;
     *size = (size_t)st.st_size;
@@ -59,8 +62,11 @@ void fmap_close(struct fmap *m)
 void fmap_drop(const struct fmap *m, const uint8_t *data, size_t len)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t begin = ((uintptr_t)data + page - 1) / page * page, end = ((uintptr_t)data + len) / page * page;
-    if (data < m->data || len > m->len || begin >= end) return;
+    uintptr_t first = (uintptr_t)m->data, at = (uintptr_t)data;
+    if (at < first || at - first >= m->len) return;
+    if (len > m->len - (at - first)) len = m->len - (at - first);
+    uintptr_t begin = size_round_up(at, page), end = (at + len) / page * page;
+    if (begin >= end) return;
     (void)madvise((void *)begin, end - begin, MADV_DONTNEED); /* a clean file map: the pages can be read again */
 }
 

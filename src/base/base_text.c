@@ -1,4 +1,5 @@
-/* base_text.c: UTF-8, checked byte by byte (Unicode 15, table 3-7: no overlong forms, no surrogates, at most U+10FFFF). */
+/* base_text.c: UTF-8, checked byte by byte against the Unicode standard's table of well-formed sequences (3-7): no
+ * overlong forms, no surrogates, nothing above U+10FFFF. One step at a time, because streams end anywhere. */
 #include "base.h"
 
 int utf8_step(const char *s, size_t n)
