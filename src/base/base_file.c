@@ -62,9 +62,9 @@ void fmap_close(struct fmap *m)
 void fmap_drop(const struct fmap *m, const uint8_t *data, size_t len)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t first = (uintptr_t)m->data, at = (uintptr_t)data;
-    if (at < first || at - first >= m->len) return;
-    if (len > m->len - (at - first)) len = m->len - (at - first);
+    uintptr_t at = (uintptr_t)data, offset = at - (uintptr_t)m->data;
+    if (offset >= m->len) return; /* behind the map, or in front of it, where the offset wraps */
+    if (len > m->len - offset) len = m->len - offset;
     uintptr_t begin = size_round_up(at, page), end = (at + len) / page * page;
     if (begin >= end) return;
     (void)madvise((void *)begin, end - begin, MADV_DONTNEED); /* a clean file map: the pages can be read again */

@@ -374,6 +374,6 @@ void dmat_row(const struct dmat *m, int64_t r, float *out)
     case DT_Q6_K: row_of_blocks(m, p, block_q6_k, out); break;
     case DT_MXFP4_GGUF: row_of_blocks(m, p, block_mxfp4_gguf, out); break;
     case DT_NONE:
-    case DT_COUNT: assert(!"a matrix without a type"); break;
+    case DT_COUNT: assert(false && "a matrix without a type"); break;
     }
 }
