@@ -41,107 +41,142 @@ void ids_free(struct ids *v)
 
 struct encoder {
     const struct tokenizer *t;
+    const char *text; /* where the whole text begins */
     struct bpe bpe;
     pcre2_match_data *match;
+    pcre2_match_context *limits;
     struct ids *out;
     struct err *e;
 };
 
 static int no_memory(struct encoder *en) { return err_set(en->e, ERR_NOMEM, "out of memory while tokenising"); }
 
+static int merge_piece(struct encoder *en, struct span s)
+{
+    int rc = bpe_encode(en->t, &en->bpe, s, en->out);
+    if (rc == ERR_INPUT)
+        return err_set(en->e, rc, "the text has the byte 0x%02X, for which the vocabulary has no token", en->bpe.lost);
+    return rc < 0 ? no_memory(en) : OK;
+}
+
 /* Cuts a piece by split pattern k and the following ones: matches and what lies between them are pieces alike. */
 static int split(struct encoder *en, struct span s, int k)
 {
     const struct tokenizer *t = en->t;
     if (s.len == 0) return OK;
-    if (k >= t->n_split || k >= MAX_SPLITS) return bpe_encode(t, &en->bpe, s, en->out) < 0 ? no_memory(en) : OK;
+    if (k >= t->n_split || k >= MAX_SPLITS) return merge_piece(en, s);
     size_t at = 0;
     while (at < s.len) {
-        int rc = pcre2_match(t->split[k], (PCRE2_SPTR)s.ptr, s.len, at, PCRE2_NO_UTF_CHECK, en->match, NULL);
-        if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
-            rc = pcre2_match(t->split[k], (PCRE2_SPTR)s.ptr, s.len, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, en->match, NULL);
+        PCRE2_SPTR text = (PCRE2_SPTR)s.ptr;
+        int rc = pcre2_match(t->split[k], text, s.len, at, PCRE2_NO_UTF_CHECK, en->match, en->limits);
+        if (rc == PCRE2_ERROR_JIT_STACKLIMIT) /* the interpreter keeps its state on the heap */
+            rc = pcre2_match(t->split[k], text, s.len, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, en->match, en->limits);
         if (rc == PCRE2_ERROR_NOMATCH) break;
-        if (rc < 0) return err_set(en->e, ERR_INPUT, "the split pattern gave up at byte %zu of a text of %zu (PCRE2 %d)", at, s.len, rc);
+        if (rc == PCRE2_ERROR_NOMEMORY) return no_memory(en);
+        if (rc < 0)
+            return err_set(en->e, ERR_INPUT, "split pattern %d of the tokenizer gave up at byte %zu of a text of %zu (PCRE2 error %d)",
+                           k, at, s.len, rc);
         const PCRE2_SIZE *o = pcre2_get_ovector_pointer(en->match);
-        size_t begin = o[0], end = o[1];
-        if (end <= begin) break; /* an empty match: nothing more to cut */
+        size_t begin = o[0], end = o[1]; /* copies: the next pattern overwrites the match data */
+        if (end <= begin) break;         /* an empty match: nothing more to cut */
         TRY(split(en, (struct span){s.ptr + at, begin - at}, k + 1));
-        /* The next pattern overwrites the match data: begin and end are copies. */
         TRY(split(en, (struct span){s.ptr + begin, end - begin}, k + 1));
         at = end;
     }
     return split(en, (struct span){s.ptr + at, s.len - at}, k + 1);
 }
 
-/* Text between added tokens. */
-static int encode_plain(struct encoder *en, struct span s)
+static int encode_spaces(struct encoder *en, struct span s)
 {
     const struct tokenizer *t = en->t;
     static const char mark[] = "\xE2\x96\x81"; /* U+2581, SentencePiece's space */
+    struct buf b = {0};
+    bool prefix = t->space_prefix == PREFIX_ALWAYS || (t->space_prefix == PREFIX_FIRST && s.ptr == en->text);
+    if (t->prefix_once && (s.ptr[0] == ' ' || span_starts(s, mark))) prefix = false;
+    int rc = prefix ? buf_append(&b, mark, 3) : OK;
+    for (size_t i = 0, n; i < s.len && rc == OK; i += n) {
+        const char *space = memchr(s.ptr + i, ' ', s.len - i);
+        n = space ? (size_t)(space - (s.ptr + i)) : s.len - i;
+        if (n) {
+            rc = buf_append(&b, s.ptr + i, n);
+        } else {
+            rc = buf_append(&b, mark, 3);
+            n = 1;
+        }
+    }
+    rc = rc < 0 ? no_memory(en) : split(en, buf_span(&b), 0);
+    buf_free(&b);
+    return rc;
+}
+
+static int encode_nfc(struct encoder *en, struct span s)
+{
+    utf8proc_uint8_t *n = NULL;
+    utf8proc_ssize_t len = utf8proc_map((const utf8proc_uint8_t *)s.ptr, (utf8proc_ssize_t)s.len, &n,
+                                        UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    if (len < 0) return err_set(en->e, ERR_INPUT, "text cannot be normalised: %s", utf8proc_errmsg(len));
+    int rc = split(en, (struct span){(const char *)n, (size_t)len}, 0);
+    free(n);
+    return rc;
+}
+
+/* Text between added tokens. */
+static int encode_plain(struct encoder *en, struct span s)
+{
     if (s.len == 0) return OK;
-    if (t->spaces) {
-        struct buf b = {0};
-        int rc = t->space_prefix ? buf_append(&b, mark, 3) : OK;
-        for (size_t i = 0; i < s.len && rc == OK; i++)
-            rc = s.ptr[i] == ' ' ? buf_append(&b, mark, 3) : buf_append(&b, s.ptr + i, 1);
-        rc = rc < 0 ? no_memory(en) : split(en, buf_span(&b), 0);
-        buf_free(&b);
-        return rc;
-    }
-    if (t->nfc) {
-        utf8proc_uint8_t *n = NULL;
-        utf8proc_ssize_t len = utf8proc_map((const utf8proc_uint8_t *)s.ptr, (utf8proc_ssize_t)s.len, &n,
-                                            UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-        if (len < 0) return err_set(en->e, ERR_INPUT, "text cannot be normalised: %s", utf8proc_errmsg(len));
-        int rc = split(en, (struct span){(const char *)n, (size_t)len}, 0);
-        free(n);
-        return rc;
-    }
-    return split(en, s, 0);
+    return en->t->spaces ? encode_spaces(en, s) : en->t->nfc ? encode_nfc(en, s) : split(en, s, 0);
 }
 
-/* True if [begin, end) touches a mark; *m moves along, as begin never goes back. */
-static bool is_marked(const struct mark *marks, size_t n, size_t *m, size_t begin, size_t end)
+/* The length of the Unicode white space that s begins with (or ends with), one character; 0: there is none. */
+static size_t white_space(struct span s, bool at_end)
 {
-    while (*m < n && marks[*m].end <= begin) (*m)++;
-    for (size_t i = *m; i < n && marks[i].begin < end; i++)
-        if (marks[i].end > begin) return true;
-    return false;
+    static const char *const spaces[] = {
+        "\t", "\n", "\v", "\f", "\r", " ", "\xC2\x85", "\xC2\xA0", "\xE1\x9A\x80", "\xE2\x80\x80", "\xE2\x80\x81", "\xE2\x80\x82",
+        "\xE2\x80\x83", "\xE2\x80\x84", "\xE2\x80\x85", "\xE2\x80\x86", "\xE2\x80\x87", "\xE2\x80\x88", "\xE2\x80\x89",
+        "\xE2\x80\x8A", "\xE2\x80\xA8", "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80",
+    };
+    for (size_t i = 0; i < COUNT_OF(spaces); i++)
+        if (at_end ? span_ends(s, spaces[i]) : span_starts(s, spaces[i])) return strlen(spaces[i]);
+    return 0;
 }
-
-static const struct added_token *added_at(const struct tokenizer *t, struct span s, size_t at, const struct mark *marks,
-                                          size_t n_marks, size_t *m)
-{
-    if (!t->n_added || !t->added_first[(unsigned char)s.ptr[at]]) return NULL;
-    for (int i = 0; i < t->n_added_lengths; i++) {
-        size_t len = (size_t)t->added_lengths[i];
-        if (len > s.len - at) continue;
-        const struct added_token *a = tokenizer_added_find(t, s.ptr + at, len);
-        if (a && !is_marked(marks, n_marks, m, at, at + len)) return a;
-    }
-    return NULL;
-}
-
-static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 static int encode_text(struct encoder *en, struct span s, const struct mark *marks, size_t n_marks)
 {
-    const struct tokenizer *t = en->t;
     size_t from = 0, at = 0, m = 0;
     while (at < s.len) {
-        const struct added_token *a = added_at(t, s, at, marks, n_marks, &m);
+        while (m < n_marks && (marks[m].end <= at || marks[m].end <= marks[m].begin)) m++;
+        size_t limit = m < n_marks && marks[m].begin < s.len ? marks[m].begin : s.len;
+        if (limit <= at) { /* inside a mark nothing is matched */
+            at = marks[m].end;
+            continue;
+        }
+        const struct added_token *a = tokenizer_added_at(en->t, s.ptr + at, limit - at);
         if (!a) {
             at++;
             continue;
         }
-        size_t end = at, after = at + a->name.len;
-        while (a->lstrip && end > from && is_space(s.ptr[end - 1])) end--;
-        TRY(encode_plain(en, (struct span){s.ptr + from, end - from}));
+        struct span before = {s.ptr + from, at - from};
+        at += a->name.len;
+        for (size_t n; a->lstrip && (n = white_space(before, true)) > 0;) before.len -= n;
+        for (size_t n; a->rstrip && (n = white_space((struct span){s.ptr + at, s.len - at}, false)) > 0;) at += n;
+        TRY(encode_plain(en, before));
         if (ids_push(en->out, a->id) < 0) return no_memory(en);
-        while (a->rstrip && after < s.len && is_space(s.ptr[after])) after++;
-        from = at = after;
+        from = at;
     }
     return encode_plain(en, (struct span){s.ptr + from, s.len - from});
+}
+
+/* A pattern may try so many steps for one match, in so much memory: no text and no pattern makes it run on for ever, and
+ * a family's pattern needs a few steps a byte at most. */
+static pcre2_match_context *match_limits(size_t len)
+{
+    enum { STEPS = 1000000, STEPS_A_BYTE = 64, HEAP_KIB = 512 * 1024 };
+    pcre2_match_context *c = pcre2_match_context_create(NULL);
+    size_t steps = len > (UINT32_MAX - STEPS) / STEPS_A_BYTE ? UINT32_MAX : STEPS + len * STEPS_A_BYTE;
+    if (!c) return NULL;
+    pcre2_set_match_limit(c, (uint32_t)steps);
+    pcre2_set_heap_limit(c, HEAP_KIB);
+    return c;
 }
 
 int tokenizer_encode(const struct tokenizer *t, struct span text, const struct mark *marks, size_t n_marks, bool add_bos,
@@ -152,11 +187,13 @@ int tokenizer_encode(const struct tokenizer *t, struct span text, const struct m
         if (len <= 0) return err_set(e, ERR_INPUT, "text is not valid UTF-8 at byte %zu of %zu", i, text.len);
         i += (size_t)len;
     }
-    struct encoder en = {.t = t, .match = pcre2_match_data_create(1, NULL), .out = out, .e = e};
-    int rc = OK;
-    if (!en.match) return no_memory(&en);
-    if (add_bos && t->add_bos && t->bos >= 0 && ids_push(out, t->bos) < 0) rc = no_memory(&en);
-    if (rc == OK && text.len > 0) rc = encode_text(&en, text, marks, n_marks);
+    struct encoder en = {.t = t, .text = text.ptr, .out = out, .e = e};
+    en.match = pcre2_match_data_create(1, NULL);
+    en.limits = match_limits(text.len);
+    int rc = en.match && en.limits ? OK : no_memory(&en);
+    if (rc == OK && add_bos && tokenizer_adds_bos(t) && ids_push(out, t->bos) < 0) rc = no_memory(&en);
+    if (rc == OK) rc = encode_text(&en, text, marks, n_marks);
+    pcre2_match_context_free(en.limits);
     pcre2_match_data_free(en.match);
     bpe_free(&en.bpe);
     return rc;
@@ -183,8 +220,8 @@ struct span tokenizer_bytes(const struct tokenizer *t, int32_t id)
 
 int32_t tokenizer_find_special(const struct tokenizer *t, struct span name)
 {
-    const struct added_token *a = name.len ? tokenizer_added_find(t, name.ptr, name.len) : NULL;
-    return a ? a->id : -1;
+    const struct added_token *a = tokenizer_added_at(t, name.ptr, name.len);
+    return a && a->name.len == name.len ? a->id : -1;
 }
 
 /* ------------------------------------------------------------------------------------------------ decode */
@@ -240,7 +277,7 @@ int detok_push(struct detok *d, const struct tokenizer *t, int32_t id, bool cont
     if (s.len == 0 || (kind == TOKEN_CONTROL && !control) || kind == TOKEN_UNKNOWN) return OK;
     bool first = !d->begun;
     d->begun = true;
-    if (first && t->space_prefix && s.ptr[0] == ' ' && kind == TOKEN_NORMAL) {
+    if (first && t->space_prefix != PREFIX_NEVER && s.ptr[0] == ' ' && kind == TOKEN_NORMAL) {
         s.ptr++;
         s.len--;
     }

@@ -112,7 +112,7 @@ int bpe_encode(const struct tokenizer *t, struct bpe *b, struct span piece, stru
     if (piece.len == 0) return OK;
     if (t->whole_first) {
         int32_t id = token_map_find(t, piece.ptr, piece.len);
-        if (id >= 0) return ids_push(out, id);
+        if (id >= 0 && t->kinds[id] == TOKEN_NORMAL) return ids_push(out, id);
     }
     TRY(split_symbols(t, b, piece, &n));
     b->heap_len = 0;
@@ -138,7 +138,11 @@ int bpe_encode(const struct tokenizer *t, struct bpe *b, struct span piece, stru
         for (size_t j = 0; j < s->len; j++) {
             int32_t id = t->byte_id[(unsigned char)s->ptr[j]];
             if (id < 0) id = t->unk;
-            if (id >= 0) TRY(ids_push(out, id));
+            if (id < 0) {
+                b->lost = (unsigned char)s->ptr[j];
+                return ERR_INPUT;
+            }
+            TRY(ids_push(out, id));
         }
     }
     return OK;
