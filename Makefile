@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 FUZZ_SECONDS ?= 60
-DEMO_PROMPT ?= What is a hearth? Answer in one or two sentences.
+DEMO_PROMPT ?= What is a hearth?
 
 # configure DIR ARGS: runs CMake where it has not run yet; ninja runs it again by itself when it must.
 configure = test -f $(1)/build.ninja || cmake -S . -B $(1) -G Ninja $(2) >/dev/null

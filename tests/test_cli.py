@@ -469,7 +469,12 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def end(self):
-        """The exit code."""
+        """The exit code. What is still shown is taken: a program waits for its terminal to do so."""
+        try:
+            while os.read(self.fd, 65536):
+                pass
+        except OSError:
+            pass
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
@@ -477,7 +482,7 @@ def test_terminal_chat(hey):
     t = Terminal("run", hey)
     t.expect("Ctrl-D ends the chat")
     t.expect("> ")
-    t.type("hello\n")
+    t.type("héllo\n")
     t.expect("Hey!")
     t.expect("answer 5 tokens")
     t.expect("> ")

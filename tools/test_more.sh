@@ -17,13 +17,13 @@ step() {
     "$@" 2>&1 | tee "$log" || failed=1
     logs+=("$log")
 }
-configure() { cmake -S . -B "$1" -G Ninja "${@:2}" >/dev/null && ninja -C "$1"; }
+configure() { cmake -S . -B "$1" -G Ninja "${@:2}" >/dev/null; }
 c_tests() { ctest --test-dir "$1" --output-on-failure --timeout 600; }
 # The Python tests that drive the program itself; "slow" ones would take too long here.
 python_tests() { HEARTH_BIN=$1 build/venv/bin/python -m pytest -q -rs -m "not slow" --timeout 600 "${@:2}"; }
 
 sanitized() { # NAME SANITIZERS
-    configure "build/$1" -DCMAKE_C_COMPILER=clang -DHEARTH_SANITIZE="$2" -DHEARTH_FUZZ=ON || { failed=1; return; }
+    configure "build/$1" -DHEARTH_SANITIZE="$2" && ninja -C "build/$1" || { failed=1; return; }
     step "$1-ctest" c_tests "build/$1"
     step "$1-pytest" python_tests "build/$1/hearth" tests/test_cli.py tests/test_golden.py
 }
@@ -32,9 +32,7 @@ export UBSAN_OPTIONS=print_stacktrace=1
 
 # One target for FUZZ_SECONDS, from the small files of its kind that the tests have anyway.
 fuzz_one() {
-    local target=$1 name seeds
-    name=$(basename "$target")
-    seeds=build/corpus/$name
+    local name=$1 seeds=build/corpus/$1
     mkdir -p "$seeds" "build/crashes"
     case $name in
     *gguf*) find tests -name '*.gguf' -size -64k -exec cp {} "$seeds" \; ;;
@@ -44,7 +42,7 @@ fuzz_one() {
     *jinja*) find tests src -name '*.jinja' -size -64k -exec cp {} "$seeds" \; ;;
     esac
     [ ! -d "tests/fuzz/seeds/$name" ] || cp tests/fuzz/seeds/"$name"/* "$seeds"
-    if "$target" -max_total_time="$FUZZ_SECONDS" -max_len=65536 -timeout=20 -rss_limit_mb=3000 -print_final_stats=1 \
+    if "build/fuzz/$name" -max_total_time="$FUZZ_SECONDS" -max_len=65536 -timeout=20 -rss_limit_mb=3000 -print_final_stats=1 \
         -artifact_prefix="build/crashes/$name-" "$seeds" >"build/$name.log" 2>&1; then
         echo "$name: $(grep -o 'number_of_executed_units: [0-9]*' "build/$name.log" | tail -1 | cut -d' ' -f2) inputs, no fault"
     else
@@ -54,10 +52,10 @@ fuzz_one() {
     fi
 }
 fuzz() {
-    configure build/asan -DCMAKE_C_COMPILER=clang -DHEARTH_SANITIZE=address,undefined -DHEARTH_FUZZ=ON >/dev/null || return 1
     local targets
-    targets=$(find build/asan -maxdepth 1 -name 'fuzz_*' -type f -perm -u+x | sort)
-    [ -n "$targets" ] || { echo "no fuzz targets"; return 1; }
+    targets=$(cd tests/fuzz && ls fuzz_*.c | sed 's/\.c$//')
+    configure build/fuzz -DCMAKE_C_COMPILER=clang -DHEARTH_SANITIZE=address,undefined -DHEARTH_FUZZ=ON &&
+        ninja -C build/fuzz $targets || return 1
     export -f fuzz_one
     export FUZZ_SECONDS
     xargs -P "$(nproc)" -I{} bash -c 'fuzz_one {}' <<<"$targets"
@@ -69,7 +67,7 @@ aarch64() {
         say "aarch64: SKIPPED: its libraries could not be installed (Ubuntu keeps them on ports.ubuntu.com: add that for arm64)"
         return
     fi
-    configure build/aarch64 -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake || { failed=1; return; }
+    configure build/aarch64 -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake && ninja -C build/aarch64 || { failed=1; return; }
     step aarch64-ctest c_tests build/aarch64
     step aarch64-pytest python_tests "qemu-aarch64-static build/aarch64/hearth" tests/test_golden.py
 }
@@ -83,7 +81,8 @@ for part in "${parts[@]}"; do
     asan) sanitized asan address,undefined ;;
     ubsan) sanitized ubsan undefined ;;
     tsan)
-        configure build/tsan -DCMAKE_C_COMPILER=clang -DHEARTH_SANITIZE=thread && step tsan-ctest c_tests build/tsan || failed=1 ;;
+        if configure build/tsan -DHEARTH_SANITIZE=thread && ninja -C build/tsan; then step tsan-ctest c_tests build/tsan
+        else failed=1; fi ;;
     fuzz) step fuzz fuzz ;;
     aarch64) aarch64 ;;
     *) say "unknown part $part; known: asan ubsan tsan fuzz aarch64"; exit 1 ;;

@@ -2,6 +2,7 @@
  * where there is a terminal, and Ctrl-C. The flag that Ctrl-C sets is the one mutable variable of this program. */
 #include <errno.h>
 #include <histedit.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,6 @@ static void on_interrupt(int sig)
 
 void interrupt_catch(bool once)
 {
-    /* No SA_RESTART: a Ctrl-C at the prompt has to end the read. */
     struct sigaction sa = {.sa_handler = on_interrupt, .sa_flags = once ? (int)SA_RESETHAND : 0};
     sigaction(SIGINT, &sa, NULL);
 }
@@ -92,6 +92,31 @@ struct line_reader {
     bool more; /* inside a prompt of several lines */
 };
 
+/* Reads one character for the editor. A Ctrl-C may come to any thread and at any moment, so the flag is looked at
+ * between short waits: no press is lost before a read that would not end. */
+static int read_char(EditLine *el, wchar_t *out)
+{
+    struct pollfd in = {.fd = STDIN_FILENO, .events = POLLIN};
+    char s[4];
+    size_t n = 0;
+    (void)el;
+    while (!interrupted) {
+        int ready = poll(&in, 1, 50);
+        if (ready < 0 && errno != EINTR) return -1;
+        if (ready <= 0) continue;
+        ssize_t got = read(STDIN_FILENO, s + n, 1);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return (int)got;
+        int len = utf8_step(s, ++n);
+        if (len > 0) {
+            *out = (wchar_t)utf8_code(s, len);
+            return 1;
+        }
+        if (len == 0) n = 0; /* no UTF-8: not typed by a person */
+    }
+    return -1;
+}
+
 static char *prompt_of(EditLine *el)
 {
     static char first[] = "> ", next[] = ". ";
@@ -116,6 +141,7 @@ int line_open(struct line_reader **out, struct err *e)
         el_set(r->el, EL_PROMPT, prompt_of);
         el_set(r->el, EL_EDITOR, "emacs");
         el_set(r->el, EL_SIGNAL, 0);
+        el_set(r->el, EL_GETCFN, read_char);
         el_set(r->el, EL_HIST, history, r->history);
     }
     *out = r;
@@ -141,7 +167,7 @@ static const char *edit_line(struct line_reader *r, int *len)
 {
     for (bool warned = false;;) {
         interrupt_taken();
-        errno = 0;
+        el_set(r->el, EL_PREP_TERM, 1); /* before the prompt shows, or what is typed at once goes astray */
         const char *line = el_gets(r->el, len);
         if (line) return line;
         bool interrupt = interrupt_taken();
