@@ -1,5 +1,5 @@
-/* cpu_level_c.c: the plain C level: every weight decoded exactly, float arithmetic, no intrinsics. Slow, and the truth
- * that the other levels are tested against. */
+/* cpu_level_c.c: the plain C level: every weight decoded exactly, float arithmetic, no intrinsics. Slow, and the
+ * truth that the other levels are tested against. */
 #include <math.h>
 #include <string.h>
 
@@ -42,29 +42,37 @@ static inline void v16_to_f16(uint16_t *p, v16 x)
 
 enum { ROW_BLOCK = 16 };
 
+/* Four floats as the compiler's own vector, on any machine: left alone it would vectorise over k, and shuffle. */
+typedef float quad __attribute__((vector_size(16)));
+
+/* sum[16] += w[32][16] times x[32], the tile summed apart first. */
+static void add_tile(float *sum, const float (*w)[PANEL], const float *x)
+{
+    quad part[PANEL / 4] = {{0}}, col[PANEL / 4];
+    for (int k = 0; k < TILE; k++) {
+        memcpy(col, w[k], sizeof col);
+        for (int i = 0; i < PANEL / 4; i++) part[i] += col[i] * x[k];
+    }
+    memcpy(col, sum, sizeof col);
+    for (int i = 0; i < PANEL / 4; i++) col[i] += part[i];
+    memcpy(sum, col, sizeof col);
+}
+
 static void product(const struct cpu_part *p, int64_t p0, int64_t p1, const struct cpu_acts *a, int first, int last,
                     const struct cpu_out *out)
 {
     for (int64_t panel = p0; panel < p1; panel++) {
         int64_t left = p->rows - panel * PANEL;
-        int lanes = left < PANEL ? (int)left : PANEL;
         for (int m0 = first; m0 < last; m0 += ROW_BLOCK) {
             int n = last - m0 < ROW_BLOCK ? last - m0 : ROW_BLOCK;
             float sum[ROW_BLOCK][PANEL] = {{0}};
             for (int64_t t = 0; t < p->tiles; t++) {
-                float w[TILE][PANEL] = {{0}}, lane[TILE];
-                for (int l = 0; l < lanes; l++) {
-                    cpu_tile_lane(p, panel, t, l, lane);
-                    for (int k = 0; k < TILE; k++) w[k][l] = lane[k];
-                }
-                for (int m = 0; m < n; m++) {
-                    const float *x = a->x + (size_t)(m0 + m) * (size_t)a->Kp + t * TILE;
-                    for (int k = 0; k < TILE; k++)
-                        for (int l = 0; l < PANEL; l++) sum[m][l] += w[k][l] * x[k];
-                }
+                float w[TILE][PANEL];
+                cpu_tile(p, panel, t, w);
+                for (int m = 0; m < n; m++) add_tile(sum[m], w, a->x + (size_t)(m0 + m) * (size_t)a->Kp + t * TILE);
             }
             for (int m = 0; m < n; m++)
-                cpu_store(out, (size_t)(m0 + m), (size_t)panel * PANEL, sum[m], (size_t)lanes);
+                cpu_store(out, (size_t)(m0 + m), (size_t)panel * PANEL, sum[m], left < PANEL ? (size_t)left : PANEL);
         }
     }
 }

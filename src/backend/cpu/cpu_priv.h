@@ -17,6 +17,12 @@
 
 #include "backend.h"
 
+/* Kernels are written once with sizes as arguments: inlined, sizes are constants, and with their loops unrolled small
+ * arrays of vectors become registers. */
+#define FORCE_INLINE static inline __attribute__((always_inline))
+#define UNROLL_PRAGMA(text) _Pragma(#text)
+#define UNROLL(n) UNROLL_PRAGMA(GCC unroll n)
+
 enum { PANEL = 16, TILE = 32, CPU_MAX_PARTS = 3 };
 
 /* ------------------------------------------------------------------------------------------------ threads (cpu_pool.c) */
@@ -61,8 +67,8 @@ size_t cpu_pack_bytes(const struct dmat *parts, int n_parts);
 int cpu_pack(struct cpu_pool *pool, struct bweight **out, const struct dmat *parts, int n_parts, const float *bias,
              struct err *e) MUST_CHECK;
 void cpu_pack_free(struct bweight *w);
-/* The 32 columns of one lane of a tile, decoded exactly as dmat_row does. */
-void cpu_tile_lane(const struct cpu_part *p, int64_t panel, int64_t tile, int lane, float out[TILE]);
+/* A tile, decoded exactly as dmat_row does; zeros where the matrix has ended. */
+void cpu_tile(const struct cpu_part *p, int64_t panel, int64_t tile, float w[TILE][PANEL]);
 /* out[0..cols) = row r of the part, exactly (embedding lookups, tests). */
 void cpu_part_row(const struct cpu_part *p, int64_t r, float *out);
 
@@ -71,7 +77,7 @@ void cpu_part_row(const struct cpu_part *p, int64_t r, float *out);
 /* Rows of activations ready for products. Kp = cols padded to TILE with zeros.
  *   x [M][Kp] float
  *   q [M][Kp] int8, d [M][Kp / TILE] float: x ~ d * q, d = max|x| / 127 over the tile, q round to nearest even
- *   s [M][Kp / TILE][2] float: d * sum of q over columns 0-15 and 16-31 of the tile
+ *   s [M][Kp / TILE][2] float: the sum of q over the tile, and over its columns 16-31
  * q, d, s are filled only for parts whose level computes in int8 (level->quantised). */
 struct cpu_acts {
     int M;

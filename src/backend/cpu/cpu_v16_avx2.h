@@ -8,7 +8,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "cpu_priv.h"
+
 #define BYTE_OFFSET 0
+enum { DOT_ROWS = 4, FMA_ROWS = 4 };
 
 typedef struct {
     __m256 a, b;
@@ -42,7 +45,8 @@ static inline v16 v16_round(v16 x)
 }
 static inline __m256 pow2(__m256 n)
 {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 static inline v16 v16_pow2(v16 n) { return (v16){pow2(n.a), pow2(n.b)}; }
 static inline void v16_to_f16(uint16_t *p, v16 x)
@@ -51,28 +55,34 @@ static inline void v16_to_f16(uint16_t *p, v16 x)
     _mm_storeu_si128((__m128i *)(void *)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 static inline __m128i load128(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)(const void *)p); }
-static inline v16 v16_f16(const uint8_t *p) { return (v16){_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 16))}; }
-static inline __m256 widen_bf16(__m128i v) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16)); }
+static inline v16 v16_f16(const uint8_t *p)
+{
+    return (v16){_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 16))};
+}
+static inline __m256 widen_bf16(__m128i v)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
+}
 static inline v16 v16_bf16(const uint8_t *p) { return (v16){widen_bf16(load128(p)), widen_bf16(load128(p + 16))}; }
 static inline v16 v16_u8(const uint8_t *p)
 {
     __m128i v = load128(p);
-    return (v16){_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(v, 8)))};
+    return (v16){_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v)),
+                 _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(v, 8)))};
 }
 static inline v16 v16_i8(const uint8_t *p)
 {
     __m128i v = load128(p);
-    return (v16){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(v, 8)))};
+    return (v16){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)),
+                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(v, 8)))};
 }
-/* E4M3 bits as an F16 of a 256th of the value (same mantissa bits, bias 15 for 7), NaN codes made F16's. */
+/* The seven bits below the sign become an F16's exponent and mantissa; NaN codes become F16's. */
 static inline v16 v16_e4m3(const uint8_t *p)
 {
-    __m256i v = _mm256_cvtepu8_epi16(load128(p)), mag = _mm256_and_si256(v, _mm256_set1_epi16(0x7F));
-    __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(mag, _mm256_set1_epi16(0x7F)), _mm256_set1_epi16(0x7E00));
-    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x80)), 8);
-    __m256i h = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(mag, 7), sign), nan);
-    v16 r = {_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
-    return v16_mul(r, v16_set(256));
+    __m256i v = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load128(p)), 7), nan_code = _mm256_set1_epi16(0x3F80);
+    __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(v, nan_code), nan_code);
+    __m256i h = _mm256_or_si256(_mm256_and_si256(v, _mm256_set1_epi16((short)0xBF80)), _mm256_srli_epi16(nan, 1));
+    return (v16){_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
 }
 static inline __m256 exp2_bits(__m256i c)
 {
@@ -89,12 +99,8 @@ static inline v16 v16_e8m0(const uint8_t *p)
 
 static inline b64 b64_load(const uint8_t *p)
 {
-    return (b64){_mm256_loadu_si256((const __m256i *)(const void *)p), _mm256_loadu_si256((const __m256i *)(const void *)(p + 32))};
-}
-static inline void b64_store(uint8_t *p, b64 v)
-{
-    _mm256_store_si256((__m256i *)(void *)p, v.a);
-    _mm256_store_si256((__m256i *)(void *)(p + 32), v.b);
+    return (b64){_mm256_loadu_si256((const __m256i *)(const void *)p),
+                 _mm256_loadu_si256((const __m256i *)(const void *)(p + 32))};
 }
 static inline b64 b64_and(b64 v, char m)
 {
@@ -107,41 +113,45 @@ static inline b64 b64_shr(b64 v, int n) { return (b64){_mm256_srli_epi16(v.a, n)
 static inline b64 b64_flip(b64 v) { return v; } /* BYTE_OFFSET is 0: signed bytes stay as they are */
 static inline b64 b64_fp4(b64 v)
 {
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m256i table =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     return (b64){_mm256_shuffle_epi8(table, v.a), _mm256_shuffle_epi8(table, v.b)};
 }
 
 /* vpmaddubsw sums two products in 16 bits: with u below 2^bits as many steps are added before widening as cannot
  * overflow. 8-bit weights are signed: |w| * (x with w's sign). */
-static inline __attribute__((always_inline)) void dot(int R, int bits, const uint8_t *u, const int8_t *q, size_t q_stride, int s0,
-                                                      int s1, v16 *out)
+FORCE_INLINE __m256i dot4(int bits, __m256i u, __m256i x)
+{
+    return bits == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(u), _mm256_sign_epi8(x, u)) : _mm256_maddubs_epi16(u, x);
+}
+
+/* A value the compiler may not see through: it would turn the sums below into trees, and run out of registers. */
+static inline void keep(__m256i *v) { __asm__("" : "+x"(*v)); }
+
+FORCE_INLINE void dot(int R, int bits, const b64 *u, const int8_t *q, size_t stride, int steps, v16 *out)
 {
     const __m256i ones = _mm256_set1_epi16(1);
-    const int run = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
-    __m256i sum[4][2];
-    for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
-    for (int s = s0; s < s1; s += run) {
-        __m256i part[4][2];
-        for (int i = 0; i < run && s + i < s1; i++) {
-            __m256i wa = _mm256_load_si256((const __m256i *)(const void *)(u + 64 * (s + i)));
-            __m256i wb = _mm256_load_si256((const __m256i *)(const void *)(u + 64 * (s + i) + 32));
+    const int safe = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1, run = safe < steps ? safe : steps;
+    __m256i sum[DOT_ROWS][2];
+    UNROLL(8)
+    for (int s0 = 0; s0 < steps; s0 += run) {
+        __m256i part[DOT_ROWS][2];
+        UNROLL(8)
+        for (int s = 0; s < run; s++)
             for (int r = 0; r < R; r++) {
                 int32_t four;
-                memcpy(&four, q + (size_t)r * q_stride + 4 * (s + i), 4);
-                __m256i x = _mm256_set1_epi32(four), pa, pb;
-                if (bits == 8) {
-                    pa = _mm256_maddubs_epi16(_mm256_abs_epi8(wa), _mm256_sign_epi8(x, wa));
-                    pb = _mm256_maddubs_epi16(_mm256_abs_epi8(wb), _mm256_sign_epi8(x, wb));
-                } else {
-                    pa = _mm256_maddubs_epi16(wa, x);
-                    pb = _mm256_maddubs_epi16(wb, x);
-                }
-                part[r][0] = i ? _mm256_add_epi16(part[r][0], pa) : pa;
-                part[r][1] = i ? _mm256_add_epi16(part[r][1], pb) : pb;
+                memcpy(&four, q + (size_t)r * stride + 4 * (s0 + s), 4);
+                __m256i x = _mm256_set1_epi32(four), a = dot4(bits, u[s0 + s].a, x), b = dot4(bits, u[s0 + s].b, x);
+                part[r][0] = s ? _mm256_add_epi16(part[r][0], a) : a;
+                part[r][1] = s ? _mm256_add_epi16(part[r][1], b) : b;
+                keep(&part[r][0]);
+                keep(&part[r][1]);
             }
-        }
         for (int r = 0; r < R; r++)
-            for (int h = 0; h < 2; h++) sum[r][h] = _mm256_add_epi32(sum[r][h], _mm256_madd_epi16(part[r][h], ones));
+            for (int h = 0; h < 2; h++) {
+                __m256i wide = _mm256_madd_epi16(part[r][h], ones);
+                sum[r][h] = s0 ? _mm256_add_epi32(sum[r][h], wide) : wide;
+            }
     }
     for (int r = 0; r < R; r++) out[r] = (v16){_mm256_cvtepi32_ps(sum[r][0]), _mm256_cvtepi32_ps(sum[r][1])};
 }

@@ -8,7 +8,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "cpu_priv.h"
+
 #define BYTE_OFFSET 128
+enum { DOT_ROWS = 8, FMA_ROWS = 8 };
 
 typedef __m512 v16;
 typedef __m512i b64;
@@ -27,7 +30,8 @@ static inline v16 v16_max(v16 y, v16 x) { return _mm512_max_ps(y, x); }
 static inline v16 v16_round(v16 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 static inline v16 v16_pow2(v16 n)
 {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
 static inline void v16_to_f16(uint16_t *p, v16 x)
 {
@@ -42,29 +46,29 @@ static inline v16 v16_bf16(const uint8_t *p)
 }
 static inline v16 v16_u8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load128(p))); }
 static inline v16 v16_i8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(p))); }
-/* E4M3 bits as an F16 of a 256th of the value (same mantissa bits, bias 15 for 7), NaN codes made F16's. */
+/* The seven bits below the sign become an F16's exponent and mantissa; NaN codes become F16's. */
 static inline v16 v16_e4m3(const uint8_t *p)
 {
-    __m256i v = _mm256_cvtepu8_epi16(load128(p)), mag = _mm256_and_si256(v, _mm256_set1_epi16(0x7F));
-    __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(mag, _mm256_set1_epi16(0x7F)), _mm256_set1_epi16(0x7E00));
-    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x80)), 8);
-    __m256i h = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(mag, 7), sign), nan);
-    return _mm512_mul_ps(_mm512_cvtph_ps(h), _mm512_set1_ps(256));
+    __m256i v = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load128(p)), 7), nan_code = _mm256_set1_epi16(0x3F80);
+    __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(v, nan_code), nan_code);
+    return _mm512_cvtph_ps(
+        _mm256_or_si256(_mm256_and_si256(v, _mm256_set1_epi16((short)0xBF80)), _mm256_srli_epi16(nan, 1)));
 }
 static inline v16 v16_e8m0(const uint8_t *p)
 {
     __m512i c = _mm512_cvtepu8_epi32(load128(p)), bits = _mm512_slli_epi32(c, 23);
-    bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(c, _mm512_setzero_si512()), _mm512_set1_epi32(0x00400000));
-    bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(c, _mm512_set1_epi32(255)), _mm512_set1_epi32(0x7FC00000));
+    bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(c, _mm512_setzero_si512()),
+                                 _mm512_set1_epi32(0x00400000));
+    bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(c, _mm512_set1_epi32(255)),
+                                 _mm512_set1_epi32(0x7FC00000));
     return _mm512_castsi512_ps(bits);
 }
 
 static inline b64 b64_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
-static inline void b64_store(uint8_t *p, b64 v) { _mm512_store_si512(p, v); }
 static inline b64 b64_and(b64 v, char m) { return _mm512_and_si512(v, _mm512_set1_epi8(m)); }
 static inline b64 b64_or(b64 x, b64 y) { return _mm512_or_si512(x, y); }
-static inline b64 b64_shl(b64 v, int n) { return _mm512_sll_epi16(v, _mm_cvtsi32_si128(n)); }
-static inline b64 b64_shr(b64 v, int n) { return _mm512_srl_epi16(v, _mm_cvtsi32_si128(n)); }
+static inline b64 b64_shl(b64 v, int n) { return _mm512_sllv_epi16(v, _mm512_set1_epi16((short)n)); }
+static inline b64 b64_shr(b64 v, int n) { return _mm512_srlv_epi16(v, _mm512_set1_epi16((short)n)); }
 static inline b64 b64_flip(b64 v) { return _mm512_xor_si512(v, _mm512_set1_epi8((char)0x80)); }
 static inline b64 b64_fp4(b64 v)
 {
@@ -72,20 +76,18 @@ static inline b64 b64_fp4(b64 v)
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), v);
 }
 
-static inline __attribute__((always_inline)) void dot(int R, int bits, const uint8_t *u, const int8_t *q, size_t q_stride, int s0,
-                                                      int s1, v16 *out)
+FORCE_INLINE void dot(int R, int bits, const b64 *u, const int8_t *q, size_t stride, int steps, v16 *out)
 {
-    __m512i sum[4];
+    __m512i sum[DOT_ROWS];
     (void)bits;
     for (int r = 0; r < R; r++) sum[r] = _mm512_setzero_si512();
-    for (int s = s0; s < s1; s++) {
-        __m512i w = _mm512_load_si512(u + 64 * s);
+    UNROLL(8)
+    for (int s = 0; s < steps; s++)
         for (int r = 0; r < R; r++) {
             int32_t four;
-            memcpy(&four, q + (size_t)r * q_stride + 4 * s, 4);
-            sum[r] = _mm512_dpbusd_epi32(sum[r], w, _mm512_set1_epi32(four));
+            memcpy(&four, q + (size_t)r * stride + 4 * s, 4);
+            sum[r] = _mm512_dpbusd_epi32(sum[r], u[s], _mm512_set1_epi32(four));
         }
-    }
     for (int r = 0; r < R; r++) out[r] = _mm512_cvtepi32_ps(sum[r]);
 }
 

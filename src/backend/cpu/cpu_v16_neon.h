@@ -7,7 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "cpu_priv.h"
+
 #define BYTE_OFFSET 0
+enum { DOT_ROWS = 4, FMA_ROWS = 4 };
 
 typedef struct {
     float32x4_t v[4];
@@ -20,7 +23,10 @@ static inline v16 v16_set(float f)
     return (v16){{v, v, v, v}};
 }
 static inline v16 v16_zero(void) { return v16_set(0); }
-static inline v16 v16_load(const float *p) { return (v16){{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}}; }
+static inline v16 v16_load(const float *p)
+{
+    return (v16){{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}};
+}
 static inline void v16_store(float *p, v16 x)
 {
     for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, x.v[i]);
@@ -73,15 +79,17 @@ static inline void v16_to_f16(uint16_t *p, v16 x)
 static inline v16 from_halves(uint16x8_t lo, uint16x8_t hi)
 {
     float16x8_t a = vreinterpretq_f16_u16(lo), b = vreinterpretq_f16_u16(hi);
-    return (v16){{vcvt_f32_f16(vget_low_f16(a)), vcvt_high_f32_f16(a), vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)}};
+    return (v16){
+        {vcvt_f32_f16(vget_low_f16(a)), vcvt_high_f32_f16(a), vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)}};
 }
 static inline uint16x8_t load_u16(const uint8_t *p) { return vreinterpretq_u16_u8(vld1q_u8(p)); }
 static inline v16 v16_f16(const uint8_t *p) { return from_halves(load_u16(p), load_u16(p + 16)); }
 static inline v16 v16_bf16(const uint8_t *p)
 {
     uint16x8_t a = load_u16(p), b = load_u16(p + 16);
-    return (v16){{vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(a), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(a, 16)),
-                  vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(b), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(b, 16))}};
+    return (v16){
+        {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(a), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(a, 16)),
+         vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(b), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(b, 16))}};
 }
 static inline v16 from_words(uint16x8_t lo, uint16x8_t hi)
 {
@@ -100,18 +108,17 @@ static inline v16 v16_i8(const uint8_t *p)
     return (v16){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), vcvtq_f32_s32(vmovl_high_s16(lo)),
                   vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), vcvtq_f32_s32(vmovl_high_s16(hi))}};
 }
-static inline uint16x8_t e4m3_half(uint16x8_t v)
+static inline uint16x8_t e4m3_half(int16x8_t b)
 {
-    uint16x8_t mag = vandq_u16(v, vdupq_n_u16(0x7F));
-    uint16x8_t nan = vandq_u16(vceqq_u16(mag, vdupq_n_u16(0x7F)), vdupq_n_u16(0x7E00));
-    uint16x8_t sign = vshlq_n_u16(vandq_u16(v, vdupq_n_u16(0x80)), 8);
-    return vorrq_u16(vorrq_u16(vshlq_n_u16(mag, 7), sign), nan);
+    uint16x8_t v = vshlq_n_u16(vreinterpretq_u16_s16(b), 7), nan_code = vdupq_n_u16(0x3F80);
+    uint16x8_t nan = vceqq_u16(vandq_u16(v, nan_code), nan_code);
+    return vorrq_u16(vandq_u16(v, vdupq_n_u16(0xBF80)), vshrq_n_u16(nan, 1));
 }
-/* E4M3 bits as an F16 of a 256th of the value (same mantissa bits, bias 15 for 7), NaN codes made F16's. */
+/* The seven bits below the sign become an F16's exponent and mantissa; NaN codes become F16's. */
 static inline v16 v16_e4m3(const uint8_t *p)
 {
-    uint8x16_t b = vld1q_u8(p);
-    return v16_mul(from_halves(e4m3_half(vmovl_u8(vget_low_u8(b))), e4m3_half(vmovl_high_u8(b))), v16_set(256));
+    int8x16_t b = vreinterpretq_s8_u8(vld1q_u8(p));
+    return from_halves(e4m3_half(vmovl_s8(vget_low_s8(b))), e4m3_half(vmovl_high_s8(b)));
 }
 static inline float32x4_t exp2_bits(uint32x4_t c)
 {
@@ -124,12 +131,11 @@ static inline v16 v16_e8m0(const uint8_t *p)
 {
     uint8x16_t b = vld1q_u8(p);
     uint16x8_t lo = vmovl_u8(vget_low_u8(b)), hi = vmovl_high_u8(b);
-    return (v16){{exp2_bits(vmovl_u16(vget_low_u16(lo))), exp2_bits(vmovl_high_u16(lo)), exp2_bits(vmovl_u16(vget_low_u16(hi))),
-                  exp2_bits(vmovl_high_u16(hi))}};
+    return (v16){{exp2_bits(vmovl_u16(vget_low_u16(lo))), exp2_bits(vmovl_high_u16(lo)),
+                  exp2_bits(vmovl_u16(vget_low_u16(hi))), exp2_bits(vmovl_high_u16(hi))}};
 }
 
 static inline b64 b64_load(const uint8_t *p) { return vld1q_u8_x4(p); }
-static inline void b64_store(uint8_t *p, b64 v) { vst1q_u8_x4(p, v); }
 static inline b64 b64_and(b64 x, uint8_t m)
 {
     for (int i = 0; i < 4; i++) x.val[i] = vandq_u8(x.val[i], vdupq_n_u8(m));
@@ -155,24 +161,28 @@ static inline b64 b64_fp4(b64 x)
     return x;
 }
 
-/* u is below 64, or a signed byte: both are right as int8. */
-static inline __attribute__((always_inline)) void dot(int R, int bits, const uint8_t *u, const int8_t *q, size_t q_stride, int s0,
-                                                      int s1, v16 *out)
+/* u is below 64, or a signed byte: both are right as int8. Lane s of the 16 bytes x is step s. */
+#define DOT_STEP(s)                                                                                                  \
+    for (int i = 0; i < 4; i++) sum[r][i] = vdotq_laneq_s32(sum[r][i], vreinterpretq_s8_u8(u[s0 + s].val[i]), x, s)
+
+FORCE_INLINE void dot(int R, int bits, const b64 *u, const int8_t *q, size_t stride, int steps, v16 *out)
 {
-    int32x4_t sum[4][4];
+    int32x4_t sum[DOT_ROWS][4];
     (void)bits;
     for (int r = 0; r < R; r++)
         for (int i = 0; i < 4; i++) sum[r][i] = vdupq_n_s32(0);
-    for (int s = s0; s < s1; s++)
+    UNROLL(2)
+    for (int s0 = 0; s0 < steps; s0 += 4)
         for (int r = 0; r < R; r++) {
-            int32_t four;
-            memcpy(&four, q + (size_t)r * q_stride + 4 * s, 4);
-            int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
-            for (int i = 0; i < 4; i++)
-                sum[r][i] = vdotq_s32(sum[r][i], vreinterpretq_s8_u8(vld1q_u8(u + 64 * s + 16 * i)), x);
+            int8x16_t x = vld1q_s8(q + (size_t)r * stride + 4 * s0);
+            DOT_STEP(0);
+            DOT_STEP(1);
+            DOT_STEP(2);
+            DOT_STEP(3);
         }
     for (int r = 0; r < R; r++)
         for (int i = 0; i < 4; i++) out[r].v[i] = vcvtq_f32_s32(sum[r][i]);
 }
+#undef DOT_STEP
 
 #endif
