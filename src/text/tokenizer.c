@@ -1,5 +1,5 @@
-/* tokenizer.c: encode, decode, and what may be asked of a tokenizer. A text is cut at added tokens (never inside what a
- * user wrote), each piece is normalised, split by the family's patterns, and merged. */
+/* tokenizer.c: encode, decode, and what may be asked of a tokenizer. A text is cut at added tokens (never inside
+ * what a user wrote), each piece is normalised, split by the family's patterns, and merged. */
 #include "tokenizer.h"
 
 #include <stdlib.h>
@@ -55,7 +55,9 @@ static int merge_piece(struct encoder *en, struct span s)
 {
     int rc = bpe_encode(en->t, &en->bpe, s, en->out);
     if (rc == ERR_INPUT)
-        return err_set(en->e, rc, "the text has the byte 0x%02X, for which the vocabulary has no token", en->bpe.lost);
+        return err_set(en->e, rc,
+                       "the vocabulary has no token for a character of the text that begins with the byte 0x%02X",
+                       en->bpe.lost);
     return rc < 0 ? no_memory(en) : OK;
 }
 
@@ -74,7 +76,8 @@ static int split(struct encoder *en, struct span s, int k)
         if (rc == PCRE2_ERROR_NOMATCH) break;
         if (rc == PCRE2_ERROR_NOMEMORY) return no_memory(en);
         if (rc < 0)
-            return err_set(en->e, ERR_INPUT, "split pattern %d of the tokenizer gave up at byte %zu of a text of %zu (PCRE2 error %d)",
+            return err_set(en->e, ERR_INPUT,
+                           "split pattern %d of the tokenizer gave up at byte %zu of a text of %zu (PCRE2 error %d)",
                            k, at, s.len, rc);
         const PCRE2_SIZE *o = pcre2_get_ovector_pointer(en->match);
         size_t begin = o[0], end = o[1]; /* copies: the next pattern overwrites the match data */
@@ -131,9 +134,11 @@ static int encode_plain(struct encoder *en, struct span s)
 static size_t white_space(struct span s, bool at_end)
 {
     static const char *const spaces[] = {
-        "\t", "\n", "\v", "\f", "\r", " ", "\xC2\x85", "\xC2\xA0", "\xE1\x9A\x80", "\xE2\x80\x80", "\xE2\x80\x81", "\xE2\x80\x82",
-        "\xE2\x80\x83", "\xE2\x80\x84", "\xE2\x80\x85", "\xE2\x80\x86", "\xE2\x80\x87", "\xE2\x80\x88", "\xE2\x80\x89",
-        "\xE2\x80\x8A", "\xE2\x80\xA8", "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80",
+        "\t",           "\n",           "\v",           "\f",           "\r",           " ",
+        "\xC2\x85",     "\xC2\xA0",     "\xE1\x9A\x80", "\xE2\x80\x80", "\xE2\x80\x81", "\xE2\x80\x82",
+        "\xE2\x80\x83", "\xE2\x80\x84", "\xE2\x80\x85", "\xE2\x80\x86", "\xE2\x80\x87", "\xE2\x80\x88",
+        "\xE2\x80\x89", "\xE2\x80\x8A", "\xE2\x80\xA8", "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F",
+        "\xE3\x80\x80",
     };
     for (size_t i = 0; i < COUNT_OF(spaces); i++)
         if (at_end ? span_ends(s, spaces[i]) : span_starts(s, spaces[i])) return strlen(spaces[i]);
@@ -166,8 +171,8 @@ static int encode_text(struct encoder *en, struct span s, const struct mark *mar
     return encode_plain(en, (struct span){s.ptr + from, s.len - from});
 }
 
-/* A pattern may try so many steps for one match, in so much memory: no text and no pattern makes it run on for ever, and
- * a family's pattern needs a few steps a byte at most. */
+/* A pattern may try so many steps for one match, in so much memory: no text and no pattern makes it run on for
+ * ever, and a family's pattern needs a few steps a byte at most. */
 static pcre2_match_context *match_limits(size_t len)
 {
     enum { STEPS = 1000000, STEPS_A_BYTE = 64, HEAP_KIB = 512 * 1024 };
@@ -179,8 +184,8 @@ static pcre2_match_context *match_limits(size_t len)
     return c;
 }
 
-int tokenizer_encode(const struct tokenizer *t, struct span text, const struct mark *marks, size_t n_marks, bool add_bos,
-                     struct ids *out, struct err *e)
+int tokenizer_encode(const struct tokenizer *t, struct span text, const struct mark *marks, size_t n_marks,
+                     bool add_bos, struct ids *out, struct err *e)
 {
     for (size_t i = 0; i < text.len;) {
         int len = utf8_step(text.ptr + i, text.len - i);
@@ -192,7 +197,7 @@ int tokenizer_encode(const struct tokenizer *t, struct span text, const struct m
     en.limits = match_limits(text.len);
     int rc = en.match && en.limits ? OK : no_memory(&en);
     if (rc == OK && add_bos && tokenizer_adds_bos(t) && ids_push(out, t->bos) < 0) rc = no_memory(&en);
-    if (rc == OK) rc = encode_text(&en, text, marks, n_marks);
+    if (rc == OK && text.len > 0) rc = encode_text(&en, text, marks, n_marks);
     pcre2_match_context_free(en.limits);
     pcre2_match_data_free(en.match);
     bpe_free(&en.bpe);
@@ -228,8 +233,8 @@ int32_t tokenizer_find_special(const struct tokenizer *t, struct span name)
 
 static const char replacement[] = "\xEF\xBF\xBD"; /* U+FFFD */
 
-/* Emits what is complete of held + s; what may still become a character is held. Each maximal invalid part becomes one
- * U+FFFD, as Unicode recommends and Python does. */
+/* Emits what is complete of held + s; what may still become a character is held. Each maximal invalid part becomes
+ * one U+FFFD, as Unicode recommends and Python does. */
 static int feed(struct detok *d, struct span s, struct buf *out)
 {
     char joined[4 + 4];

@@ -1,5 +1,6 @@
-/* tokenizer_bpe.c: merges the symbols of one piece, best pair first, leftmost on ties. A heap of candidate pairs over a
- * doubly linked list of symbols: n log n however long the piece is. Pairs whose symbols changed since are skipped. */
+/* tokenizer_bpe.c: merges the symbols of one piece, best pair first, leftmost on ties. A heap of candidate pairs
+ * over a doubly linked list of symbols: n log n however long the piece is. Pairs whose symbols changed since are
+ * skipped. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,8 +79,15 @@ static int consider(const struct tokenizer *t, struct bpe *b, int64_t left)
     return heap_push(b, g);
 }
 
-/* Symbols of the piece before any merge: bytes, or characters. Characters without a token become their byte tokens where
- * merges go by a table (they take no part in it); by score they stay one symbol, which may still merge. */
+static bool has_byte_tokens(const struct tokenizer *t, const char *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (t->byte_id[(unsigned char)p[i]] < 0) return false;
+    return true;
+}
+
+/* Symbols of the piece before any merge: bytes, or characters. Characters without a token become their byte tokens
+ * where merges go by a table (they take no part in it); by score they stay one symbol, which may still merge. */
 static int split_symbols(const struct tokenizer *t, struct bpe *b, struct span piece, size_t *count)
 {
     size_t n = 0;
@@ -90,13 +98,14 @@ static int split_symbols(const struct tokenizer *t, struct bpe *b, struct span p
         b->sym_cap = piece.len;
     }
     for (size_t i = 0; i < piece.len;) {
-        int len = t->chars ? utf8_step(piece.ptr + i, piece.len - i) : 1;
+        const char *p = piece.ptr + i;
+        int len = t->chars ? utf8_step(p, piece.len - i) : 1;
         size_t step = len > 0 ? (size_t)len : 1;
-        int32_t id = t->chars ? token_map_find(t, piece.ptr + i, step) : t->byte_id[(unsigned char)piece.ptr[i]];
-        bool as_bytes = t->chars && id < 0 && t->rule == MERGE_TABLE;
+        int32_t id = t->chars ? token_map_find(t, p, step) : t->byte_id[(unsigned char)*p];
+        bool as_bytes = t->chars && id < 0 && t->rule == MERGE_TABLE && has_byte_tokens(t, p, step);
         for (size_t j = 0; j < (as_bytes ? step : 1); j++) {
-            int32_t byte = as_bytes ? t->byte_id[(unsigned char)piece.ptr[i + j]] : id;
-            b->sym[n] = (struct symbol){piece.ptr + i + j, as_bytes ? 1 : step, byte, (int64_t)n - 1, (int64_t)n + 1};
+            int32_t byte = as_bytes ? t->byte_id[(unsigned char)p[j]] : id;
+            b->sym[n] = (struct symbol){p + j, as_bytes ? 1 : step, byte, (int64_t)n - 1, (int64_t)n + 1};
             n++;
         }
         i += step;
@@ -104,6 +113,18 @@ static int split_symbols(const struct tokenizer *t, struct bpe *b, struct span p
     if (n > 0) b->sym[n - 1].next = -1;
     *count = n;
     return OK;
+}
+
+/* A symbol that is no token: its bytes if they all are, else the unknown token once. */
+static int push_unknown(const struct tokenizer *t, struct bpe *b, const struct symbol *s, struct ids *out)
+{
+    if (has_byte_tokens(t, s->ptr, s->len)) {
+        for (size_t j = 0; j < s->len; j++) TRY(ids_push(out, t->byte_id[(unsigned char)s->ptr[j]]));
+        return OK;
+    }
+    if (t->unk >= 0) return ids_push(out, t->unk);
+    b->lost = (unsigned char)*s->ptr;
+    return ERR_INPUT;
 }
 
 int bpe_encode(const struct tokenizer *t, struct bpe *b, struct span piece, struct ids *out)
@@ -131,19 +152,8 @@ int bpe_encode(const struct tokenizer *t, struct bpe *b, struct span piece, stru
     }
     for (int64_t i = 0; i >= 0; i = b->sym[i].next) {
         const struct symbol *s = &b->sym[i];
-        if (s->id >= 0) {
-            TRY(ids_push(out, s->id));
-            continue;
-        }
-        for (size_t j = 0; j < s->len; j++) {
-            int32_t id = t->byte_id[(unsigned char)s->ptr[j]];
-            if (id < 0) id = t->unk;
-            if (id < 0) {
-                b->lost = (unsigned char)s->ptr[j];
-                return ERR_INPUT;
-            }
-            TRY(ids_push(out, id));
-        }
+        if (s->id >= 0) TRY(ids_push(out, s->id));
+        else TRY(push_unknown(t, b, s, out));
     }
     return OK;
 }

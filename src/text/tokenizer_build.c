@@ -6,24 +6,27 @@
 
 /* ------------------------------------------------------------------------------------------------ split patterns */
 
-const char pattern_gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+#define CONTRACTIONS "'s|'t|'re|'ve|'m|'ll|'d"
+#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define BEFORE "[^\\r\\n\\p{L}\\p{N}]?"
+#define LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+const char pattern_gpt2[] = CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 const char pattern_llama3[] =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-const char pattern_qwen2[] =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-const char pattern_o200k[] =
-    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-const char pattern_tekken[] =
-    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
-    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"
-    "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+    "(?i:" CONTRACTIONS ")|" BEFORE "\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" LINES;
+const char pattern_qwen2[] = "(?i:" CONTRACTIONS ")|" BEFORE "\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" LINES;
+const char pattern_o200k[] = BEFORE UPPER "*" LOWER "+(?i:" CONTRACTIONS ")?"
+                                          "|" BEFORE UPPER "+" LOWER "*(?i:" CONTRACTIONS ")?"
+                                          "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" LINES;
+const char pattern_tekken[] = BEFORE UPPER "*" LOWER "+|" BEFORE UPPER "+" LOWER "*"
+                                           "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" LINES;
 const char pattern_digits[] = "\\p{N}";
 const char pattern_words[] = "\\x{2581}[^\\x{2581}]*";
 
 /* Unicode White_Space, as the members of a character class. */
-static const char white_space[] = "\\x09-\\x0D\\x20\\x85\\xA0\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{3000}";
+static const char white_space[] =
+    "\\x09-\\x0D\\x20\\x85\\xA0\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{3000}";
 
 /* What regex engines read differently: line anchors, nested classes, some letters. No family's pattern has them. */
 static bool is_ambiguous(const char *p, const char *end, bool in_class)
@@ -39,8 +42,8 @@ static int spell_out_spaces(struct span pattern, struct buf *out, const char *wh
     int rc = OK;
     for (const char *p = pattern.ptr, *end = p + pattern.len; p < end && rc == OK; p++) {
         if (is_ambiguous(p, end, in_class) || (in_class && *p == '\\' && p + 1 < end && p[1] == 'S'))
-            return err_set(e, ERR_UNSUPPORTED, "%s: split pattern has %.2s at byte %zu, which is not supported", what, p,
-                           (size_t)(p - pattern.ptr));
+            return err_set(e, ERR_UNSUPPORTED, "%s: split pattern has %.2s at byte %zu, which is not supported", what,
+                           p, (size_t)(p - pattern.ptr));
         if (*p == '\\' && p + 1 < end) {
             p++;
             if (*p == 's') rc = buf_appendf(out, in_class ? "%s" : "[%s]", white_space);
@@ -73,12 +76,14 @@ int tokenizer_split_set(struct tokenizer *t, int k, struct span pattern, const c
         buf_free(&b);
         return rc;
     }
-    pcre2_code *re = pcre2_compile((PCRE2_SPTR)(b.data ? b.data : ""), b.len, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
+    pcre2_code *re =
+        pcre2_compile((PCRE2_SPTR)(b.data ? b.data : ""), b.len, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
     buf_free(&b);
     if (!re) {
         PCRE2_UCHAR message[128];
         pcre2_get_error_message(code, message, sizeof message);
-        return err_set(e, ERR_INPUT, "%s: split pattern does not compile: %s at %zu", what, (const char *)message, at);
+        return err_set(e, ERR_INPUT, "%s: split pattern does not compile: %s at %zu", what, (const char *)message,
+                       at);
     }
     (void)pcre2_jit_compile(re, PCRE2_JIT_COMPLETE); /* without JIT the interpreter runs: slower, the same */
     if (k == t->n_split) t->n_split++;
@@ -87,10 +92,10 @@ int tokenizer_split_set(struct tokenizer *t, int k, struct span pattern, const c
     return OK;
 }
 
-/* ------------------------------------------------------------------------------------------------ the stand-in alphabet */
+/* -------------------------------------------------------------------------------- the stand-in alphabet */
 
-/* The byte that a stand-in character means: printable Latin-1 stands for itself, the others follow from U+0100 on. -1: the
- * character is no stand-in. */
+/* The byte that a stand-in character means: printable Latin-1 stands for itself, the others follow from U+0100 on.
+ * -1: the character is no stand-in. */
 static int stand_in(uint32_t cp)
 {
     if ((cp >= 33 && cp <= 126) || (cp >= 161 && cp <= 172) || (cp >= 174 && cp <= 255)) return (int)cp;
@@ -145,8 +150,8 @@ int32_t token_map_find(const struct tokenizer *t, const char *p, size_t n)
     }
 }
 
-/* Merges given by a table may make user-defined tokens too (runs of spaces are such); those made by looking up bytes may
- * not: there any text that spells the token would become it. */
+/* Merges given by a table may make user-defined tokens too (runs of spaces are such); those made by looking up
+ * bytes may not: there any text that spells the token would become it. */
 static bool is_mergeable(const struct tokenizer *t, int32_t id)
 {
     if (t->bytes[id].len == 0) return false;
@@ -216,7 +221,8 @@ bool tokenizer_merge_add(struct tokenizer *t, struct span left, struct span righ
     if (l < 0 || r < 0 || id < 0) return false;
     uint64_t pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     struct merge *at = &t->merges[merge_slot(t, pair)];
-    if (at->pair == UINT64_MAX) *at = (struct merge){pair, rank, id}; /* the first of equal merges has the better rank */
+    if (at->pair == UINT64_MAX)
+        *at = (struct merge){pair, rank, id}; /* the first of equal merges has the better rank */
     return true;
 }
 
@@ -257,10 +263,7 @@ int tokenizer_keep_byte_level(struct tokenizer *t, struct span s, struct span *o
     return OK;
 }
 
-static int hex(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
+static int hex(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; }
 
 int tokenizer_hex_byte(struct span s)
 {
@@ -278,7 +281,8 @@ int tokenizer_show_spaces(struct tokenizer *t, struct err *e)
         size_t n = 0;
         if (!p) return err_set(e, ERR_NOMEM, "out of memory for %d tokens", t->n);
         for (size_t i = 0; i < from.len; n++) {
-            bool space = t->kinds[id] == TOKEN_NORMAL && from.len - i >= 3 && !memcmp(from.ptr + i, "\xE2\x96\x81", 3);
+            bool space =
+                t->kinds[id] == TOKEN_NORMAL && from.len - i >= 3 && !memcmp(from.ptr + i, "\xE2\x96\x81", 3);
             p[n] = space ? ' ' : from.ptr[i];
             i += space ? 3 : 1;
         }

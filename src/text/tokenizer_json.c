@@ -1,5 +1,6 @@
-/* tokenizer_json.c: tokenizer.json (Hugging Face) and tekken.json (Mistral), read into the one object. What the supported
- * families use is understood; any other normalizer, pre-tokenizer, post-processor or decoder is refused by name. */
+/* tokenizer_json.c: tokenizer.json (Hugging Face) and tekken.json (Mistral), read into the one object. What the
+ * supported families use is understood; any other normalizer, pre-tokenizer, post-processor or decoder is refused
+ * by name. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +57,8 @@ static struct scan scan_of(struct reader *r, struct span part)
 static int bad_place(struct reader *r, const struct scan *s, const char *member, const char *form)
 {
     if (s->no_memory) return err_set(r->e, ERR_NOMEM, "%s: out of memory for %s", r->what, member);
-    return err_set(r->e, ERR_INPUT, "%s: %s is not %s at byte %zu of the file", r->what, member, form, (size_t)(s->p - r->json.ptr));
+    return err_set(r->e, ERR_INPUT, "%s: %s is not %s at byte %zu of the file", r->what, member, form,
+                   (size_t)(s->p - r->json.ptr));
 }
 
 static const char *type_of(const json_t *j)
@@ -69,7 +71,10 @@ static bool is_type(const json_t *j, const char *type) { return !strcmp(type_of(
 
 static struct span text_of(const json_t *j) { return (struct span){json_string_value(j), json_string_length(j)}; }
 
-static bool is_mark(const json_t *j) { return span_is(text_of(j), "\xE2\x96\x81"); } /* U+2581, SentencePiece's space */
+static bool is_mark(const json_t *j)
+{
+    return span_is(text_of(j), "\xE2\x96\x81");
+} /* U+2581, SentencePiece's space */
 
 static int refuse(struct reader *r, const char *part, const json_t *j)
 {
@@ -114,13 +119,15 @@ static int add_split(struct reader *r, struct span pattern)
 
 static int metaspace(struct reader *r, const json_t *j)
 {
-    static const char *const schemes[] = {[PREFIX_NEVER] = "never", [PREFIX_FIRST] = "first", [PREFIX_ALWAYS] = "always"};
+    static const char *const schemes[] = {
+        [PREFIX_NEVER] = "never", [PREFIX_FIRST] = "first", [PREFIX_ALWAYS] = "always"};
     const json_t *scheme = json_object_get(j, "prepend_scheme"), *old = json_object_get(j, "add_prefix_space");
     size_t prefix = json_is_false(old) ? PREFIX_NEVER : PREFIX_ALWAYS;
     if (!is_mark(json_object_get(j, "replacement"))) return refuse(r, "pre_tokenizer", j);
     for (size_t i = 0; json_is_string(scheme) && i <= COUNT_OF(schemes); i++) {
         if (i == COUNT_OF(schemes))
-            return err_set(r->e, ERR_UNSUPPORTED, "%s: pre_tokenizer Metaspace with prepend_scheme %s is not supported", r->what,
+            return err_set(r->e, ERR_UNSUPPORTED,
+                           "%s: pre_tokenizer Metaspace with prepend_scheme %s is not supported", r->what,
                            json_string_value(scheme));
         if (span_is(text_of(scheme), schemes[i])) {
             prefix = i;
@@ -138,8 +145,10 @@ static int pre_tokenizer(struct reader *r, const json_t *j)
     if (is_type(j, "Split")) {
         const json_t *pattern = json_object_get(j, "pattern"), *regex = json_object_get(pattern, "Regex");
         const char *behavior = json_string_value(json_object_get(j, "behavior"));
-        if (!json_is_string(regex) || json_is_true(json_object_get(j, "invert")) || !behavior || strcmp(behavior, "Isolated"))
-            return err_set(r->e, ERR_UNSUPPORTED, "%s: pre_tokenizer Split with behavior %s is not supported: a Regex with Isolated is",
+        if (!json_is_string(regex) || json_is_true(json_object_get(j, "invert")) || !behavior ||
+            strcmp(behavior, "Isolated"))
+            return err_set(r->e, ERR_UNSUPPORTED,
+                           "%s: pre_tokenizer Split with behavior %s is not supported: a Regex with Isolated is",
                            r->what, behavior ? behavior : "(none)");
         return add_split(r, text_of(regex));
     }
@@ -149,7 +158,8 @@ static int pre_tokenizer(struct reader *r, const json_t *j)
     }
     if (is_type(j, "ByteLevel")) {
         if (json_is_true(json_object_get(j, "add_prefix_space")))
-            return err_set(r->e, ERR_UNSUPPORTED, "%s: pre_tokenizer ByteLevel with add_prefix_space is not supported", r->what);
+            return err_set(r->e, ERR_UNSUPPORTED,
+                           "%s: pre_tokenizer ByteLevel with add_prefix_space is not supported", r->what);
         r->byte_level = true;
         if (json_is_false(json_object_get(j, "use_regex"))) return OK;
         return add_split(r, span_of(pattern_gpt2));
@@ -163,10 +173,12 @@ static int post_processor(struct reader *r, const json_t *j)
 {
     if (is_type(j, "ByteLevel")) return OK;
     if (!is_type(j, "TemplateProcessing")) return refuse(r, "post_processor", j);
-    const json_t *first = json_array_get(json_object_get(j, "single"), 0), *special = json_object_get(first, "SpecialToken");
+    const json_t *first = json_array_get(json_object_get(j, "single"), 0),
+                 *special = json_object_get(first, "SpecialToken");
     if (!special) return OK;
     int32_t id = tokenizer_find_special(r->t, text_of(json_object_get(special, "id")));
-    if (id < 0) return err_set(r->e, ERR_INPUT, "%s: post_processor names a token that is not among added_tokens", r->what);
+    if (id < 0)
+        return err_set(r->e, ERR_INPUT, "%s: post_processor names a token that is not among added_tokens", r->what);
     r->t->bos = id;
     r->t->add_bos = true;
     return OK;
@@ -192,15 +204,16 @@ static int read_vocab(struct reader *r, struct buf *entries)
 {
     struct scan s = scan_of(r, r->vocab);
     bool good = scan_sign(&s, '{');
-    if (good && scan_sign(&s, '}') && scan_end(&s)) return OK;
+    if (good && scan_sign(&s, '}')) return OK;
     while (good) {
         struct entry entry;
         int64_t id;
         if (!scan_string(&s, &entry.token) || !scan_sign(&s, ':') || !scan_int(&s, &id) || id >= MAX_TOKENS) break;
         entry.id = (int32_t)id;
-        if (buf_append(entries, &entry, sizeof entry) < 0) return err_set(r->e, ERR_NOMEM, "%s: out of memory for model.vocab", r->what);
+        if (buf_append(entries, &entry, sizeof entry) < 0)
+            return err_set(r->e, ERR_NOMEM, "%s: out of memory for model.vocab", r->what);
         if (scan_sign(&s, ',')) continue;
-        if (!scan_sign(&s, '}') || !scan_end(&s)) break;
+        if (!scan_sign(&s, '}')) break;
         return OK;
     }
     return bad_place(r, &s, "model.vocab", "an object of tokens with ids below 16777216");
@@ -214,10 +227,13 @@ static int count_ids(struct reader *r, const struct entry *vocab, size_t n_vocab
     const json_t *token;
     for (i = 0; i < n_vocab; i++)
         if (vocab[i].id > most) most = vocab[i].id;
-    json_array_foreach(added, i, token) {
+    json_array_foreach(added, i, token)
+    {
         const json_t *id = json_object_get(token, "id"), *content = json_object_get(token, "content");
-        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= MAX_TOKENS || !json_string_length(content))
-            return err_set(r->e, ERR_INPUT, "%s: added token %zu lacks an id between 0 and %d or a content", r->what, i, MAX_TOKENS - 1);
+        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= MAX_TOKENS ||
+            !json_string_length(content))
+            return err_set(r->e, ERR_INPUT, "%s: added token %zu lacks an id between 0 and %d or a content", r->what,
+                           i, MAX_TOKENS - 1);
         if (json_integer_value(id) > most) most = json_integer_value(id);
     }
     if (most < 0) return err_set(r->e, ERR_INPUT, "%s: has an empty vocabulary", r->what);
@@ -234,7 +250,8 @@ static int fill_vocab(struct reader *r, const struct entry *vocab, size_t n)
         struct span token = vocab[i].token, *bytes = &t->bytes[vocab[i].id];
         int byte = t->chars ? tokenizer_hex_byte(token) : -1;
         char c = (char)byte;
-        if (bytes->ptr) return err_set(r->e, ERR_INPUT, "%s: two tokens of model.vocab have the id %d", r->what, vocab[i].id);
+        if (bytes->ptr)
+            return err_set(r->e, ERR_INPUT, "%s: two tokens of model.vocab have the id %d", r->what, vocab[i].id);
         if (byte >= 0) TRY(tokenizer_keep(t, (struct span){&c, 1}, bytes, r->e));
         else if (t->chars) TRY(tokenizer_keep(t, token, bytes, r->e));
         else TRY(tokenizer_keep_byte_level(t, token, bytes, r->e));
@@ -250,21 +267,25 @@ static int fill_added(struct reader *r, const json_t *added)
     json_t *a;
     t->added = arena_alloc(&t->arena, (json_array_size(added) + 1) * sizeof *t->added);
     if (!t->added) return err_set(r->e, ERR_NOMEM, "out of memory for added tokens");
-    json_array_foreach(added, i, a) {
+    json_array_foreach(added, i, a)
+    {
         int32_t id = (int32_t)json_integer_value(json_object_get(a, "id"));
         bool special = json_is_true(json_object_get(a, "special"));
         if (json_is_true(json_object_get(a, "single_word")))
-            return err_set(r->e, ERR_UNSUPPORTED, "%s: added token %s is single_word, which is not supported", r->what,
-                           json_string_value(json_object_get(a, "content")));
+            return err_set(r->e, ERR_UNSUPPORTED, "%s: added token %s is single_word, which is not supported",
+                           r->what, json_string_value(json_object_get(a, "content")));
         normalized += !special && t->spaces && json_is_true(json_object_get(a, "normalized"));
         TRY(tokenizer_keep(t, text_of(json_object_get(a, "content")), &t->bytes[id], r->e));
         t->kinds[id] = special ? TOKEN_CONTROL : TOKEN_USER_DEFINED;
-        t->added[t->n_added++] = (struct added_token){.name = t->bytes[id], .id = id, .special = special,
+        t->added[t->n_added++] = (struct added_token){.name = t->bytes[id],
+                                                      .id = id,
+                                                      .special = special,
                                                       .lstrip = json_is_true(json_object_get(a, "lstrip")),
                                                       .rstrip = json_is_true(json_object_get(a, "rstrip"))};
     }
     if (normalized)
-        log_line(LOG_WARN, "%s: %zu added tokens are marked normalized; they are matched as they are written", r->what, normalized);
+        log_line(LOG_WARN, "%s: %zu added tokens are marked normalized; they are matched as they are written",
+                 r->what, normalized);
     tokenizer_added_index(t);
     return OK;
 }
@@ -272,7 +293,8 @@ static int fill_added(struct reader *r, const json_t *added)
 /* "a b" or ["a", "b"] */
 static bool read_merge(struct scan *s, struct span *left, struct span *right)
 {
-    if (scan_sign(s, '[')) return scan_string(s, left) && scan_sign(s, ',') && scan_string(s, right) && scan_sign(s, ']');
+    if (scan_sign(s, '['))
+        return scan_string(s, left) && scan_sign(s, ',') && scan_string(s, right) && scan_sign(s, ']');
     struct span both;
     if (!scan_string(s, &both) || both.len < 3) return false;
     const char *space = memchr(both.ptr + 1, ' ', both.len - 1);
@@ -308,12 +330,16 @@ static int fill_merges(struct reader *r)
         } while (scan_sign(&s, ','));
         if (!scan_sign(&s, ']')) return bad_place(r, &s, "model.merges", form);
     }
-    if (!scan_end(&s)) return bad_place(r, &s, "model.merges", form);
-    if (lost) log_line(LOG_WARN, "%s: %zu of %zu merges name no tokens of the vocabulary and are left out", r->what, lost, n);
+    if (lost)
+        log_line(LOG_WARN, "%s: %zu of %zu merges name no tokens of the vocabulary and are left out", r->what, lost,
+                 n);
     return OK;
 }
 
-static bool empty_or_absent(const json_t *j) { return !j || json_is_null(j) || (json_is_string(j) && json_string_length(j) == 0); }
+static bool empty_or_absent(const json_t *j)
+{
+    return !j || json_is_null(j) || (json_is_string(j) && json_string_length(j) == 0);
+}
 
 static int check_model(struct reader *r, const json_t *root)
 {
@@ -323,7 +349,8 @@ static int check_model(struct reader *r, const json_t *root)
         return err_set(r->e, ERR_INPUT, "%s: model lacks the object vocab or the array merges", r->what);
     if (!empty_or_absent(json_object_get(model, "continuing_subword_prefix")) ||
         !empty_or_absent(json_object_get(model, "end_of_word_suffix")))
-        return err_set(r->e, ERR_UNSUPPORTED, "%s: continuing_subword_prefix and end_of_word_suffix are not supported", r->what);
+        return err_set(r->e, ERR_UNSUPPORTED,
+                       "%s: continuing_subword_prefix and end_of_word_suffix are not supported", r->what);
     return OK;
 }
 
@@ -339,7 +366,8 @@ static int build(struct reader *r, const json_t *root, const struct entry *vocab
     TRY(each(r, json_object_get(root, "pre_tokenizer"), "pretokenizers", pre_tokenizer));
     TRY(each(r, json_object_get(root, "decoder"), "decoders", decoder));
     if (r->byte_level == t->chars)
-        return err_set(r->e, ERR_UNSUPPORTED, "%s: pre_tokenizer ByteLevel and model.byte_fallback are %s: one of them is needed", r->what,
+        return err_set(r->e, ERR_UNSUPPORTED,
+                       "%s: pre_tokenizer ByteLevel and model.byte_fallback are %s: one of them is needed", r->what,
                        t->chars ? "both there" : "both absent");
     TRY(fill_vocab(r, vocab, n_vocab));
     TRY(fill_added(r, added));
@@ -406,8 +434,12 @@ static bool base64_decode(struct span s, char *out, size_t *len)
     while (s.len > 0 && s.ptr[s.len - 1] == '=') s.len--;
     for (size_t i = 0; i < s.len; i++) {
         char c = s.ptr[i];
-        int v = c >= 'A' && c <= 'Z' ? c - 'A' : c >= 'a' && c <= 'z' ? c - 'a' + 26 : c >= '0' && c <= '9' ? c - '0' + 52
-                : c == '+' ? 62 : c == '/' ? 63 : -1;
+        int v = c >= 'A' && c <= 'Z'   ? c - 'A'
+                : c >= 'a' && c <= 'z' ? c - 'a' + 26
+                : c >= '0' && c <= '9' ? c - '0' + 52
+                : c == '+'             ? 62
+                : c == '/'             ? 63
+                                       : -1;
         if (v < 0) return false;
         bits = bits << 6 | (uint32_t)v;
         have += 6;
@@ -434,9 +466,26 @@ static int add_special(struct reader *r, int32_t id, struct span name)
 
 /* The names that files without a special_tokens list mean (versions up to v7). */
 static const char *const tekken_specials[] = {
-    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
-    "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]",
-    "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
+    "<unk>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+    "[TOOL_CALLS]",
+    "[IMG]",
+    "<pad>",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+    "[PREFIX]",
+    "[MIDDLE]",
+    "[SUFFIX]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]",
 };
 
 /* {"rank": 0, "token_bytes": "AA==", ...} */
@@ -447,7 +496,9 @@ static bool read_tekken_entry(struct scan *s, int64_t *rank, struct span *base64
     do {
         struct span key;
         if (!scan_string(s, &key) || !scan_sign(s, ':')) return false;
-        bool good = span_is(key, "rank") ? scan_int(s, rank) : span_is(key, "token_bytes") ? scan_string(s, base64) : scan_skip(s);
+        bool good = span_is(key, "rank")          ? scan_int(s, rank)
+                    : span_is(key, "token_bytes") ? scan_string(s, base64)
+                                                  : scan_skip(s);
         if (!good) return false;
     } while (scan_sign(s, ','));
     return scan_sign(s, '}');
@@ -470,12 +521,15 @@ static int fill_tekken_vocab(struct reader *r, int32_t n_special)
         struct span *bytes = &t->bytes[n_special + n];
         if (!p) return err_set(r->e, ERR_NOMEM, "%s: out of memory for a token", r->what);
         if (rank != n || !base64_decode(base64, p, &bytes->len))
-            return err_set(r->e, ERR_INPUT, "%s: vocab entry %d has no rank %d with base64 token_bytes", r->what, n, n);
+            return err_set(r->e, ERR_INPUT, "%s: vocab entry %d has no rank %d with base64 token_bytes", r->what, n,
+                           n);
         bytes->ptr = p;
         t->kinds[n_special + n++] = TOKEN_NORMAL;
     } while (scan_sign(&s, ','));
-    if (!scan_sign(&s, ']') || !scan_end(&s)) return bad_place(r, &s, "vocab", "an array of objects");
-    if (n < wanted) return err_set(r->e, ERR_INPUT, "%s: vocab has %d entries, the sizes in config ask for %d", r->what, n, wanted);
+    if (!scan_sign(&s, ']')) return bad_place(r, &s, "vocab", "an array of objects");
+    if (n < wanted)
+        return err_set(r->e, ERR_INPUT, "%s: vocab has %d entries, the sizes in config ask for %d", r->what, n,
+                       wanted);
     return OK;
 }
 
@@ -487,11 +541,13 @@ static int fill_tekken_specials(struct reader *r, const json_t *specials, int32_
     json_t *item;
     t->added = arena_alloc(&t->arena, (size_t)n * sizeof *t->added);
     if (!t->added) return err_set(r->e, ERR_NOMEM, "%s: out of memory for %d special tokens", r->what, n);
-    json_array_foreach(specials, i, item) {
+    json_array_foreach(specials, i, item)
+    {
         const json_t *rank = json_object_get(item, "rank"), *name = json_object_get(item, "token_str");
         json_int_t id = json_integer_value(rank);
         if (!json_is_integer(rank) || id < 0 || id >= n || !json_string_length(name) || t->bytes[id].len)
-            return err_set(r->e, ERR_INPUT, "%s: special token %zu has no rank of its own below %d or no token_str", r->what, i, n);
+            return err_set(r->e, ERR_INPUT, "%s: special token %zu has no rank of its own below %d or no token_str",
+                           r->what, i, n);
         TRY(add_special(r, (int32_t)id, text_of(name)));
     }
     for (int32_t id = 0; id < n; id++) {
@@ -511,11 +567,15 @@ static int read_tekken(struct reader *r, const json_t *root)
     json_int_t size = json_integer_value(json_object_get(config, "default_vocab_size"));
     json_int_t n_special = json_integer_value(json_object_get(config, "default_num_special_tokens"));
     if (!r->vocab.len || *r->vocab.ptr != '[' || !json_is_string(pattern))
-        return err_set(r->e, ERR_INPUT, "%s: is no tekken file: it lacks the array vocab or the string config.pattern", r->what);
+        return err_set(r->e, ERR_INPUT,
+                       "%s: is no tekken file: it lacks the array vocab or the string config.pattern", r->what);
     /* An entry takes more than 16 bytes of the file. */
-    if (n_special < 1 || n_special > MAX_SPECIAL || size <= n_special || (size_t)(size - n_special) > r->vocab.len / 16)
-        return err_set(r->e, ERR_INPUT, "%s: config.default_vocab_size %lld and default_num_special_tokens %lld do not fit a vocab of %zu bytes",
-                       r->what, (long long)size, (long long)n_special, r->vocab.len);
+    if (n_special < 1 || n_special > MAX_SPECIAL || size <= n_special ||
+        (size_t)(size - n_special) > r->vocab.len / 16)
+        return err_set(
+            r->e, ERR_INPUT,
+            "%s: config.default_vocab_size %lld and default_num_special_tokens %lld do not fit a vocab of %zu bytes",
+            r->what, (long long)size, (long long)n_special, r->vocab.len);
     TRY(tokenizer_new(&r->t, (int32_t)size, r->e));
     struct tokenizer *t = r->t;
     t->rule = MERGE_RANK;
@@ -563,12 +623,14 @@ static int read_config(struct tokenizer *t, const char *path, struct err *e)
     return OK;
 }
 
-/* Mistral Small 3.1's tokenizer.json, and those made like it, carry Llama 3's split pattern with tekken's vocabulary. */
+/* Mistral Small 3.1's tokenizer.json, and those made like it, carry Llama 3's split pattern with tekken's
+ * vocabulary. */
 static int mend_mistral(struct tokenizer *t, const char *path, struct err *e)
 {
     enum { TEKKEN_SIZE = 131072 };
     if (t->n_split == 0 || t->n < TEKKEN_SIZE || !span_is(t->split_text[0], pattern_llama3)) return OK;
-    log_line(LOG_WARN, "%s: its split pattern is not the one of this vocabulary and is replaced by that (tekken)", path);
+    log_line(LOG_WARN, "%s: its split pattern is not the one of this vocabulary and is replaced by that (tekken)",
+             path);
     return tokenizer_split_set(t, 0, span_of(pattern_tekken), path, e);
 }
 

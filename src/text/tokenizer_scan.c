@@ -1,9 +1,10 @@
-/* tokenizer_scan.c: reads the large members of a tokenizer's JSON in place. A vocabulary of 150,000 tokens with its merges
- * is 11 MB of JSON; as a tree of values it takes longer to build than everything that is done with it. So these members are
- * found and taken out first, the rest goes through jansson, and what was taken out is read here, as strictly.
+/* tokenizer_scan.c: reads the large members of a tokenizer's JSON in place. A vocabulary of 150,000 tokens with
+ * its merges is 11 MB of JSON; as a tree of values it takes longer to build than everything that is done with it.
+ * So these members are found and taken out first, the rest goes through jansson, and what was taken out is read
+ * here, as strictly.
  *
- * Finding is lax: it only counts brackets and quotes. That is safe, because every byte of the file is then read strictly,
- * by jansson or here. */
+ * Finding is lax: it only counts brackets and quotes. That is safe, because every byte of the file is then read
+ * strictly, by jansson or here. */
 #include <string.h>
 
 #include "tokenizer_priv.h"
@@ -19,12 +20,6 @@ bool scan_sign(struct scan *s, char c)
     if (s->p == s->end || *s->p != c) return false;
     s->p++;
     return true;
-}
-
-bool scan_end(struct scan *s)
-{
-    skip_space(s);
-    return s->p == s->end;
 }
 
 /* The closing quote of the string that s stands in, or NULL. *plain: nothing in it is escaped. */
@@ -47,7 +42,10 @@ static bool hex4(const char *p, const char *end, uint32_t *out)
     if (end - p < 4) return false;
     for (int i = 0; i < 4; i++) {
         char c = p[i];
-        int v = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        int v = c >= '0' && c <= '9'   ? c - '0'
+                : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                       : -1;
         if (v < 0) return false;
         *out = *out << 4 | (uint32_t)v;
     }
@@ -144,8 +142,9 @@ bool scan_skip(struct scan *s)
 
 void json_find(struct span object, const char *const *keys, struct span *values, size_t n)
 {
-    struct scan s = {.p = object.ptr, .end = object.ptr + object.len};
     for (size_t i = 0; i < n; i++) values[i] = (struct span){0};
+    if (object.len == 0) return;
+    struct scan s = {.p = object.ptr, .end = object.ptr + object.len};
     if (!scan_sign(&s, '{')) return;
     do {
         bool plain;
@@ -165,6 +164,7 @@ void json_find(struct span object, const char *const *keys, struct span *values,
 
 int json_without(struct buf *out, struct span json, const struct span *parts, size_t n)
 {
+    if (json.len == 0) return OK;
     const char *at = json.ptr, *end = json.ptr + json.len;
     for (;;) {
         const struct span *next = NULL;
