@@ -40,7 +40,7 @@ asan: ## the C tests and a part of the Python tests with the address and undefin
 ubsan: ## the same with the undefined-behaviour sanitizer alone
 	@tools/test_more.sh ubsan
 
-tsan: ## the C tests with the thread sanitizer
+tsan: ## the C tests that use threads with the thread sanitizer
 	@tools/test_more.sh tsan
 
 fuzz: ## each fuzz target for FUZZ_SECONDS (60)
