@@ -22,7 +22,7 @@ build: setup ## build/hearth
 
 demo: build ## set up, build, get a small model, and answer a question
 	@model=$$(python3 tools/get_model.py) && \
-	printf '\n$$ build/hearth run %s -p "%s"\n' "$$model" "$(DEMO_PROMPT)" && \
+	printf '\n$$ build/hearth run %s -p "%s" --temp 0\n' "$$model" "$(DEMO_PROMPT)" && \
 	build/hearth run "$$model" -p "$(DEMO_PROMPT)" --temp 0
 
 test: ## set up, build, and run every test

