@@ -639,7 +639,10 @@ static struct node *statements(struct parser *p, const char *const *ends)
             append(&tail, statement(p));
             break;
         case TOK_EOF:
-            if (ends) return error(p, "a block is not closed: end of the template instead of", span_of(*ends));
+            if (ends) {
+                while (ends[1]) ends++; /* the last of them closes the block */
+                return error(p, "the template ends before", span_of(*ends));
+            }
             p->depth--;
             return first;
         default: return error(p, "unexpected end of a tag", (struct span){0});
