@@ -194,7 +194,7 @@ static struct value binary(struct eval *ev, struct span op, struct value a, stru
         if (a.kind == V_FLOAT || b.kind == V_FLOAT) return float_arithmetic(ev, op, as_double(a), as_double(b));
         return int_arithmetic(ev, op, as_int(a), as_int(b));
     }
-    if (span_is(op, "+") && a.kind == V_STR && b.kind == V_STR) return v_str(str_concat(ev, a.s, b.s));
+    if (span_is(op, "+") && a.kind == V_STR && b.kind == V_STR) return value_concat(ev, a, b);
     if (span_is(op, "+") && (a.kind == V_LIST || a.kind == V_TUPLE) && a.kind == b.kind) {
         struct value out = v_list(ev, a.kind);
         for (size_t i = 0; i < a.list->len; i++) list_push(ev, out.list, a.list->item[i]);
@@ -376,7 +376,7 @@ static struct value eval_node(struct eval *ev, const struct node *n, struct scop
         if (truthy(eval_in(ev, n->b, sc))) return eval_in(ev, n->a, sc);
         return n->c ? eval_in(ev, n->c, sc) : v_undefined(span_of("the inline if-expression without else"));
     case N_CONCAT: {
-        struct str s = {"", NULL, 0};
+        struct str s = {"", NULL, 0}; /* plain, even of markup: str() of each part */
         for (const struct node *part = n->list; part && !ev->rc; part = part->next)
             s = str_concat(ev, s, to_str(ev, eval_in(ev, part, sc)));
         return v_str(s);

@@ -39,6 +39,12 @@ static struct list *copy_items(struct eval *ev, struct value v)
 
 static struct value list_value(struct list *l) { return (struct value){.kind = V_LIST, .list = l}; }
 
+static struct value lazy_value(struct list *l)
+{
+    l->lazy = true;
+    return list_value(l);
+}
+
 /* "a.b.0" followed from v; an integer follows as an index. */
 static struct value follow(struct eval *ev, struct value v, struct value path)
 {
@@ -77,19 +83,9 @@ static struct value f_replace(struct eval *ev, struct value v, const struct args
 
 static struct value f_escape(struct eval *ev, struct value v, const struct args *a)
 {
-    static const struct { char c; const char *to; } map[] = {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'\'', "&#39;"}, {'"', "&#34;"}};
     struct str s = to_str(ev, v);
-    struct out o = {0};
     (void)a;
-    for (size_t i = 0; i < s.len && !ev->rc; i++) {
-        struct str piece = str_sub(s, i, i + 1);
-        uint8_t marks[8];
-        memset(marks, s.marks ? s.marks[i] : 0, sizeof marks);
-        for (size_t k = 0; k < COUNT_OF(map); k++)
-            if (s.p[i] == map[k].c) piece = (struct str){map[k].to, marks, strlen(map[k].to)};
-        out_str(ev, &o, piece);
-    }
-    return v_str(out_take(ev, &o));
+    return (struct value){.kind = V_STR, .markup = true, .s = v.markup ? s : str_escape(ev, s)};
 }
 
 static struct value f_indent(struct eval *ev, struct value v, const struct args *a)
@@ -254,7 +250,9 @@ static struct value f_length(struct eval *ev, struct value v, const struct args 
     (void)a;
     switch (v.kind) {
     case V_STR: return v_int((int64_t)str_chars(v.s));
-    case V_LIST: case V_TUPLE: return v_int((int64_t)v.list->len);
+    case V_LIST: case V_TUPLE:
+        if (v.list->lazy) return fail(ev, ERR_INPUT, "object of type 'generator' has no len()");
+        return v_int((int64_t)v.list->len);
     case V_DICT: return v_int((int64_t)v.dict->len);
     case V_UNDEFINED: return v_int(0);
     default: return fail(ev, ERR_INPUT, "object of type '%s' has no len()", kind_name(v.kind));
@@ -284,7 +282,7 @@ static struct value f_reverse(struct eval *ev, struct value v, const struct args
         l->item[i] = l->item[l->len - 1 - i];
         l->item[l->len - 1 - i] = t;
     }
-    if (v.kind != V_STR) return list_value(l);
+    if (v.kind != V_STR) return lazy_value(l);
     struct out o = {0};
     for (size_t i = 0; i < l->len; i++) out_str(ev, &o, l->item[i].s);
     return v_str(out_take(ev, &o));
@@ -383,12 +381,12 @@ static struct value f_unique(struct eval *ev, struct value v, const struct args 
         list_push(ev, seen, key);
         list_push(ev, out, l->item[i]);
     }
-    return list_value(out);
+    return lazy_value(out);
 }
 
 static struct value f_map(struct eval *ev, struct value v, const struct args *a)
 {
-    struct list *l = to_items(ev, v), *out = v_list(ev, V_LIST).list;
+    struct list *l = truthy(v) ? to_items(ev, v) : v_list(ev, V_LIST).list, *out = v_list(ev, V_LIST).list;
     struct value attribute = arg(a, SIZE_MAX, "attribute", v_none()), fallback = arg(a, SIZE_MAX, "default", v_undefined((struct span){0}));
     if (attribute.kind == V_NONE && (a->n == 0 || a->pos[0].kind != V_STR)) return fail(ev, ERR_INPUT, "map needs attribute= or a filter's name");
     for (size_t i = 0; i < l->len && !ev->rc; i++) {
@@ -402,13 +400,13 @@ static struct value f_map(struct eval *ev, struct value v, const struct args *a)
         }
         list_push(ev, out, item);
     }
-    return list_value(out);
+    return lazy_value(out);
 }
 
 /* select and reject, plain or by attribute: keeps the members for which the test (or truth) is `want`. */
 static struct value choose(struct eval *ev, struct value v, const struct args *a, bool by_attribute, bool want)
 {
-    struct list *l = to_items(ev, v), *out = v_list(ev, V_LIST).list;
+    struct list *l = truthy(v) ? to_items(ev, v) : v_list(ev, V_LIST).list, *out = v_list(ev, V_LIST).list;
     size_t skip = by_attribute ? 1 : 0;
     if (by_attribute && a->n == 0) return fail(ev, ERR_INPUT, "an attribute's name is missing");
     for (size_t i = 0; i < l->len && !ev->rc; i++) {
@@ -421,7 +419,7 @@ static struct value choose(struct eval *ev, struct value v, const struct args *a
         }
         if (yes == want) list_push(ev, out, l->item[i]);
     }
-    return list_value(out);
+    return lazy_value(out);
 }
 static struct value f_select(struct eval *ev, struct value v, const struct args *a) { return choose(ev, v, a, false, true); }
 static struct value f_reject(struct eval *ev, struct value v, const struct args *a) { return choose(ev, v, a, false, false); }
@@ -467,7 +465,7 @@ static struct value f_batch(struct eval *ev, struct value v, const struct args *
             else if (fill.kind != V_NONE) list_push(ev, row.list, fill);
         list_push(ev, out, row);
     }
-    return list_value(out);
+    return lazy_value(out);
 }
 
 static struct value f_default(struct eval *ev, struct value v, const struct args *a)
@@ -483,7 +481,11 @@ static struct value f_attr(struct eval *ev, struct value v, const struct args *a
     return get_attr(ev, v, (struct span){name.p, name.len});
 }
 
-static struct value f_safe(struct eval *ev, struct value v, const struct args *a) { (void)ev, (void)a; return v; }
+static struct value f_safe(struct eval *ev, struct value v, const struct args *a)
+{
+    (void)a;
+    return (struct value){.kind = V_STR, .markup = true, .s = to_str(ev, v)};
+}
 
 static const struct {
     const char *name;

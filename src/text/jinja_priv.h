@@ -77,6 +77,7 @@ struct str {
 
 struct value {
     enum value_kind kind;
+    bool markup; /* STR: it went through safe or escape; what is added to it is escaped first, as markupsafe does */
     union {
         bool b;
         int64_t i;
@@ -93,6 +94,7 @@ struct value {
 struct list {
     struct value *item;
     size_t len, cap;
+    bool lazy; /* Python has a generator here: it can be walked, not measured, indexed or written as JSON */
 };
 
 struct dict {
@@ -172,7 +174,10 @@ bool dict_get(const struct dict *d, struct value key, struct value *out);
 bool dict_get_str(const struct dict *d, const char *key, struct value *out);
 struct str str_lit(const char *s);
 struct str str_sub(struct str s, size_t from, size_t to);
+struct str str_escape(struct eval *ev, struct str s); /* < > & ' " as HTML entities */
 struct str str_concat(struct eval *ev, struct str a, struct str b);
+/* a + b of strings; if one is markup, the other is escaped and the result is markup. */
+struct value value_concat(struct eval *ev, struct value a, struct value b);
 bool str_eq(struct str a, struct str b);
 size_t str_chars(struct str s);                    /* code points */
 size_t str_at(struct str s, size_t index);         /* byte offset of code point `index` */

@@ -122,6 +122,33 @@ struct str str_concat(struct eval *ev, struct str a, struct str b)
     return (struct str){p, marks, a.len + b.len};
 }
 
+struct str str_escape(struct eval *ev, struct str s)
+{
+    static const struct {
+        char c;
+        const char *to;
+    } map[] = {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'\'', "&#39;"}, {'"', "&#34;"}};
+    struct out o = {0};
+    for (size_t i = 0; i < s.len && !ev->rc; i++) {
+        struct str piece = str_sub(s, i, i + 1);
+        uint8_t marks[8];
+        memset(marks, s.marks ? s.marks[i] : 0, sizeof marks);
+        for (size_t k = 0; k < COUNT_OF(map); k++)
+            if (s.p[i] == map[k].c) piece = (struct str){map[k].to, marks, strlen(map[k].to)};
+        out_str(ev, &o, piece);
+    }
+    return out_take(ev, &o);
+}
+
+struct value value_concat(struct eval *ev, struct value a, struct value b)
+{
+    struct str x = to_str(ev, a), y = to_str(ev, b);
+    bool markup = a.markup || b.markup;
+    if (markup && !a.markup) x = str_escape(ev, x);
+    if (markup && !b.markup) y = str_escape(ev, y);
+    return (struct value){.kind = V_STR, .markup = markup, .s = str_concat(ev, x, y)};
+}
+
 bool str_eq(struct str a, struct str b) { return a.len == b.len && (a.len == 0 || !memcmp(a.p, b.p, a.len)); }
 
 size_t str_chars(struct str s)
@@ -340,6 +367,10 @@ static void print_value(struct eval *ev, struct out *o, struct value v, bool rep
         else out_str(ev, o, v.s);
         return;
     case V_LIST: case V_TUPLE:
+        if (v.list->lazy) {
+            fail(ev, ERR_UNSUPPORTED, "printing a generator is not supported: put it through the filter list");
+            return;
+        }
         out_text(ev, o, v.kind == V_LIST ? "[" : "(");
         for (size_t i = 0; i < v.list->len && !ev->rc; i++) {
             if (i) out_text(ev, o, ", ");
@@ -487,6 +518,10 @@ void write_json(struct eval *ev, struct out *o, struct value v, const struct jso
         return;
     case V_STR: json_str(ev, o, v.s, style); return;
     case V_LIST: case V_TUPLE:
+        if (v.list->lazy) {
+            fail(ev, ERR_INPUT, "Object of type generator is not JSON serializable");
+            return;
+        }
         out_text(ev, o, "[");
         for (size_t i = 0; i < v.list->len && !ev->rc; i++) {
             if (i) out_str(ev, o, style->item_sep);
