@@ -54,7 +54,9 @@ static struct value loop_attr(struct eval *ev, struct loop *l, struct span name)
     if (span_is(name, "nextitem")) return i + 1 < n ? l->items->item[i + 1] : v_undefined(name);
     if (span_is(name, "cycle") || span_is(name, "changed")) {
         struct func *f = ev_alloc(ev, sizeof *f);
-        *f = (struct func){.name = span_is(name, "cycle") ? "cycle" : "changed", .self = {.kind = V_LOOP, .loop = l}, .method = true};
+        *f = (struct func){.name = span_is(name, "cycle") ? "cycle" : "changed",
+                           .self = {.kind = V_LOOP, .loop = l},
+                           .method = true};
         return (struct value){.kind = V_FUNC, .func = f};
     }
     return v_undefined(name);
@@ -75,10 +77,13 @@ struct value get_attr(struct eval *ev, struct value v, struct span name)
 {
     struct value out;
     if (v.kind == V_UNDEFINED)
-        return fail(ev, ERR_INPUT, "'%.*s' is undefined (asked for '%.*s')", (int)v.s.len, v.s.p, (int)name.len, name.ptr);
+        return fail(ev, ERR_INPUT, "'%.*s' is undefined (asked for '%.*s')", (int)v.s.len, v.s.p, (int)name.len,
+                    name.ptr);
     if (v.kind == V_LOOP) return loop_attr(ev, v.loop, name);
     if (is_method(v, name)) return bind(ev, v, name);
-    if ((v.kind == V_DICT || v.kind == V_NAMESPACE) && dict_get(v.dict, v_str((struct str){name.ptr, NULL, name.len}), &out)) return out;
+    if ((v.kind == V_DICT || v.kind == V_NAMESPACE) &&
+        dict_get(v.dict, v_str((struct str){name.ptr, NULL, name.len}), &out))
+        return out;
     return v_undefined(name);
 }
 
@@ -91,7 +96,8 @@ struct value get_item(struct eval *ev, struct value v, struct value key)
         return fail(ev, ERR_INPUT, "'%.*s' is undefined (asked for an item)", (int)v.s.len, v.s.p);
     if (v.kind == V_DICT && dict_get(v.dict, key, &out)) return out;
     if ((v.kind == V_LIST || v.kind == V_TUPLE || v.kind == V_STR) && (key.kind == V_INT || key.kind == V_BOOL)) {
-        int64_t n = v.kind == V_STR ? (int64_t)str_chars(v.s) : (int64_t)v.list->len, i = key.kind == V_INT ? key.i : key.b;
+        int64_t n = v.kind == V_STR ? (int64_t)str_chars(v.s) : (int64_t)v.list->len,
+                i = key.kind == V_INT ? key.i : key.b;
         if (i < 0) i += n;
         if (i < 0 || i >= n) return v_undefined((struct span){"index", 5});
         if (v.kind != V_STR) return v.list->item[i];
@@ -111,8 +117,10 @@ static struct value slice(struct eval *ev, const struct node *n, struct scope *s
             return fail(ev, ERR_INPUT, "a slice's bounds are integers or none, not %s", kind_name(bound[i].kind));
     }
     if (ev->rc) return of;
-    if (of.kind == V_UNDEFINED) return fail(ev, ERR_INPUT, "'%.*s' is undefined (asked for a slice)", (int)of.s.len, of.s.p);
-    if (of.kind != V_STR && of.kind != V_LIST && of.kind != V_TUPLE) return fail(ev, ERR_INPUT, "a %s cannot be sliced", kind_name(of.kind));
+    if (of.kind == V_UNDEFINED)
+        return fail(ev, ERR_INPUT, "'%.*s' is undefined (asked for a slice)", (int)of.s.len, of.s.p);
+    if (of.kind != V_STR && of.kind != V_LIST && of.kind != V_TUPLE)
+        return fail(ev, ERR_INPUT, "a %s cannot be sliced", kind_name(of.kind));
     struct list *items = to_items(ev, of);
     int64_t len = (int64_t)items->len, step = bound[2].kind == V_INT ? bound[2].i : 1;
     if (step == 0) return fail(ev, ERR_INPUT, "slice step cannot be zero");
@@ -124,11 +132,12 @@ static struct value slice(struct eval *ev, const struct node *n, struct scope *s
     if (of.kind == V_STR && step == 1)
         return v_str(from >= to ? str_lit("") : str_sub(of.s, str_at(of.s, (size_t)from), str_at(of.s, (size_t)to)));
     struct value out = v_list(ev, of.kind == V_STR ? V_LIST : of.kind);
-    for (int64_t i = from; (step > 0 ? i < to : i > to) && !ev->rc; i += step) list_push(ev, out.list, items->item[i]);
+    for (int64_t i = from; (step > 0 ? i < to : i > to) && !ev->rc; i += step)
+        list_push(ev, out.list, items->item[i]);
     if (of.kind != V_STR) return out;
     struct out o = {0};
     for (size_t i = 0; i < out.list->len; i++) out_str(ev, &o, out.list->item[i].s);
-    return v_str(out_take(ev, &o));
+    return v_str(out_take(&o));
 }
 
 /* ------------------------------------------------------------------------------------------------ operators */
@@ -147,7 +156,8 @@ static struct value int_arithmetic(struct eval *ev, struct span op, int64_t x, i
     else if (span_is(op, "**")) {
         if (y < 0) return v_float(pow((double)x, (double)y));
         r = 1;
-        for (int64_t i = 0; i < y && !over && !(r == 0 || (r == 1 && i > 0 && x == 1)); i++) over = __builtin_mul_overflow(r, x, &r);
+        for (int64_t i = 0; i < y && !over && !(r == 0 || (r == 1 && i > 0 && x == 1)); i++)
+            over = __builtin_mul_overflow(r, x, &r);
     } else { /* / // % */
         if (y == 0) return fail(ev, ERR_INPUT, "division by zero");
         if (span_is(op, "/")) return v_float((double)x / (double)y);
@@ -179,7 +189,7 @@ static struct value repeat(struct eval *ev, struct value v, int64_t times)
     if (v.kind == V_STR) {
         struct out o = {0};
         for (int64_t i = 0; i < times && !ev->rc && v.s.len; i++) out_str(ev, &o, v.s);
-        return v_str(out_take(ev, &o));
+        return v_str(out_take(&o));
     }
     struct value out = v_list(ev, v.kind);
     for (int64_t i = 0; i < times && !ev->rc && v.list->len; i++)
@@ -201,9 +211,11 @@ static struct value binary(struct eval *ev, struct span op, struct value a, stru
         for (size_t i = 0; i < b.list->len; i++) list_push(ev, out.list, b.list->item[i]);
         return out;
     }
-    if (span_is(op, "*") && (a.kind == V_STR || a.kind == V_LIST || a.kind == V_TUPLE) && (b.kind == V_INT || b.kind == V_BOOL))
+    if (span_is(op, "*") && (a.kind == V_STR || a.kind == V_LIST || a.kind == V_TUPLE) &&
+        (b.kind == V_INT || b.kind == V_BOOL))
         return repeat(ev, a, as_int(b));
-    if (span_is(op, "*") && (b.kind == V_STR || b.kind == V_LIST || b.kind == V_TUPLE) && (a.kind == V_INT || a.kind == V_BOOL))
+    if (span_is(op, "*") && (b.kind == V_STR || b.kind == V_LIST || b.kind == V_TUPLE) &&
+        (a.kind == V_INT || a.kind == V_BOOL))
         return repeat(ev, b, as_int(a));
     if (span_is(op, "%") && a.kind == V_STR) {
         struct args args = {.pos = b.kind == V_TUPLE ? b.list->item : &b, .n = b.kind == V_TUPLE ? b.list->len : 1};
@@ -213,7 +225,8 @@ static struct value binary(struct eval *ev, struct span op, struct value a, stru
         struct value u = a.kind == V_UNDEFINED ? a : b;
         return fail(ev, ERR_INPUT, "'%.*s' is undefined", (int)u.s.len, u.s.p);
     }
-    return fail(ev, ERR_INPUT, "unsupported operand type(s) for %.*s: '%s' and '%s'", (int)op.len, op.ptr, kind_name(a.kind), kind_name(b.kind));
+    return fail(ev, ERR_INPUT, "unsupported operand type(s) for %.*s: '%s' and '%s'", (int)op.len, op.ptr,
+                kind_name(a.kind), kind_name(b.kind));
 }
 
 static bool contains(struct eval *ev, struct value item, struct value in)
@@ -261,7 +274,8 @@ static struct args arguments(struct eval *ev, const struct node *n, struct scope
 {
     struct value pos = v_list(ev, V_LIST), kw = v_dict(ev);
     for (const struct node *a = n->list; a && !ev->rc; a = a->next) list_push(ev, pos.list, eval_in(ev, a, sc));
-    for (const struct node *a = n->kw; a && !ev->rc; a = a->next) dict_set(ev, kw.dict, v_str(name_str(a)), eval_in(ev, a->b, sc));
+    for (const struct node *a = n->kw; a && !ev->rc; a = a->next)
+        dict_set(ev, kw.dict, v_str(name_str(a)), eval_in(ev, a->b, sc));
     return (struct args){.pos = pos.list->item, .n = pos.list->len, .kw = *kw.dict};
 }
 
@@ -281,14 +295,15 @@ static struct value call_macro(struct eval *ev, const struct macro *m, const str
         dict_set(ev, &sc->vars, v_str(name_str(p)), v);
     }
     if (!ev->rc && (a->n > i || used < a->kw.len))
-        return fail(ev, ERR_INPUT, "macro '%.*s' is called with arguments that it does not take", (int)m->node->name.len, m->node->name.ptr);
+        return fail(ev, ERR_INPUT, "macro '%.*s' is called with arguments that it does not take",
+                    (int)m->node->name.len, m->node->name.ptr);
     if (caller.kind == V_MACRO) dict_set(ev, &sc->vars, v_str(str_lit("caller")), caller);
     ev->out = &o;
     ev->depth++;
     execute(ev, m->node->body, sc);
     ev->depth--;
     ev->out = saved;
-    return v_str(out_take(ev, &o));
+    return v_str(out_take(&o));
 }
 
 struct value call_value(struct eval *ev, struct value f, const struct args *a)
@@ -296,7 +311,8 @@ struct value call_value(struct eval *ev, struct value f, const struct args *a)
     if (ev->rc) return f;
     if (f.kind == V_MACRO) return call_macro(ev, f.macro, a, v_undefined((struct span){0}));
     if (f.kind == V_FUNC) return call_func(ev, f.func, a);
-    if (f.kind == V_UNDEFINED) return fail(ev, ERR_INPUT, "'%.*s' is undefined and cannot be called", (int)f.s.len, f.s.p);
+    if (f.kind == V_UNDEFINED)
+        return fail(ev, ERR_INPUT, "'%.*s' is undefined and cannot be called", (int)f.s.len, f.s.p);
     return fail(ev, ERR_INPUT, "a %s cannot be called", kind_name(f.kind));
 }
 
@@ -311,7 +327,8 @@ static struct value literal(struct eval *ev, const struct node *n, struct scope 
         return d;
     }
     struct value l = v_list(ev, n->kind == N_LIST ? V_LIST : V_TUPLE);
-    for (const struct node *item = n->list; item && !ev->rc; item = item->next) list_push(ev, l.list, eval_in(ev, item, sc));
+    for (const struct node *item = n->list; item && !ev->rc; item = item->next)
+        list_push(ev, l.list, eval_in(ev, item, sc));
     return l;
 }
 
@@ -334,7 +351,9 @@ static struct value eval_node(struct eval *ev, const struct node *n, struct scop
     case N_CONST_BOOL: return v_bool(n->i != 0);
     case N_CONST_NONE: return v_none();
     case N_NAME: return lookup(ev, n->name, sc);
-    case N_LIST: case N_TUPLE: case N_DICT: return literal(ev, n, sc);
+    case N_LIST:
+    case N_TUPLE:
+    case N_DICT: return literal(ev, n, sc);
     case N_ATTR:
         v = eval_in(ev, n->a, sc);
         ev->line = n->line;
@@ -351,20 +370,18 @@ static struct value eval_node(struct eval *ev, const struct node *n, struct scop
         a = arguments(ev, n, sc);
         ev->line = n->line;
         return call_value(ev, v, &a);
-    case N_FILTER: case N_TEST:
+    case N_FILTER:
+    case N_TEST:
         v = eval_in(ev, n->a, sc);
         a = arguments(ev, n, sc);
         ev->line = n->line;
         if (ev->rc) return v;
         return n->kind == N_FILTER ? apply_filter(ev, n->name, v, &a) : v_bool(apply_test(ev, n->name, v, &a));
     case N_NOT: return v_bool(!truthy(eval_in(ev, n->a, sc)));
-    case N_NEG: case N_POS: return negate(ev, eval_in(ev, n->a, sc), n->kind == N_NEG);
-    case N_AND:
-        v = eval_in(ev, n->a, sc);
-        return truthy(v) ? eval_in(ev, n->b, sc) : v;
-    case N_OR:
-        v = eval_in(ev, n->a, sc);
-        return truthy(v) ? v : eval_in(ev, n->b, sc);
+    case N_NEG:
+    case N_POS: return negate(ev, eval_in(ev, n->a, sc), n->kind == N_NEG);
+    case N_AND: v = eval_in(ev, n->a, sc); return truthy(v) ? eval_in(ev, n->b, sc) : v;
+    case N_OR: v = eval_in(ev, n->a, sc); return truthy(v) ? v : eval_in(ev, n->b, sc);
     case N_BINARY: {
         v = eval_in(ev, n->a, sc);
         struct value right = eval_in(ev, n->b, sc);
@@ -407,13 +424,15 @@ static void assign(struct eval *ev, const struct node *target, struct value v, s
     } else if (target->kind == N_ATTR) {
         struct value ns = lookup(ev, target->a->name, sc);
         if (ns.kind != V_NAMESPACE)
-            fail(ev, ERR_INPUT, "cannot assign attribute '%.*s' on non-namespace object", (int)target->name.len, target->name.ptr);
+            fail(ev, ERR_INPUT, "cannot assign attribute '%.*s' on non-namespace object", (int)target->name.len,
+                 target->name.ptr);
         else dict_set(ev, ns.dict, v_str(name_str(target)), v);
     } else {
         struct list *items = to_items(ev, v);
         size_t i = 0, n = 0;
         for (const struct node *t = target->list; t; t = t->next) n++;
-        if (!ev->rc && items->len != n) fail(ev, ERR_INPUT, "%zu values cannot be unpacked to %zu names", items->len, n);
+        if (!ev->rc && items->len != n)
+            fail(ev, ERR_INPUT, "%zu values cannot be unpacked to %zu names", items->len, n);
         for (const struct node *t = target->list; t && !ev->rc; t = t->next) assign(ev, t, items->item[i++], sc);
     }
 }
@@ -461,7 +480,7 @@ static struct str capture(struct eval *ev, const struct node *body, struct scope
     ev->out = &o;
     execute(ev, body, inner);
     ev->out = saved;
-    return out_take(ev, &o);
+    return out_take(&o);
 }
 
 static struct value filtered(struct eval *ev, const struct node *filters, struct value v, struct scope *sc)
@@ -509,7 +528,9 @@ static enum flow execute(struct eval *ev, const struct node *n, struct scope *sc
             dict_set(ev, &sc->vars, v_str(name_str(n)), (struct value){.kind = V_MACRO, .macro = m});
             break;
         case N_CALL_BLOCK: run_call_block(ev, n, sc); break;
-        case N_FILTER_BLOCK: out_str(ev, ev->out, to_str(ev, filtered(ev, n->list, v_str(capture(ev, n->body, sc)), sc))); break;
+        case N_FILTER_BLOCK:
+            out_str(ev, ev->out, to_str(ev, filtered(ev, n->list, v_str(capture(ev, n->body, sc)), sc)));
+            break;
         case N_SCOPE: flow = execute(ev, n->body, sc); break;
         case N_BREAK: flow = FLOW_BREAK; break;
         case N_CONTINUE: flow = FLOW_CONTINUE; break;
@@ -548,11 +569,11 @@ static void add_variables(struct eval *ev, const json_t *object, bool marked)
 
 static int collect_marks(const struct out *o, struct jinja_text *r)
 {
-    size_t n = 0, cap = 0, len = o->marks.len;
+    size_t n = 0, cap = 0, len = o->len;
     for (size_t i = 0; i < len;) {
         size_t from = i;
-        uint8_t m = (uint8_t)o->marks.data[i];
-        while (i < len && (uint8_t)o->marks.data[i] == m) i++;
+        uint8_t m = o->marks[i];
+        while (i < len && o->marks[i] == m) i++;
         if (!m) continue;
         if (n == cap) {
             struct mark *p = realloc(r->marks, (cap = cap ? 2 * cap : 16) * sizeof *p);
@@ -565,7 +586,8 @@ static int collect_marks(const struct out *o, struct jinja_text *r)
     return OK;
 }
 
-int jinja_render(const struct jinja *t, const json_t *user, const json_t *trusted, int64_t now, struct jinja_text *out, struct err *e)
+int jinja_render(const struct jinja *t, const json_t *user, const json_t *trusted, int64_t now,
+                 struct jinja_text *out, struct err *e)
 {
     struct out o = {0};
     struct scope root = {0};
@@ -574,10 +596,9 @@ int jinja_render(const struct jinja *t, const json_t *user, const json_t *truste
     add_variables(&ev, user, true);
     add_variables(&ev, trusted, false);
     if (!ev.rc) execute(&ev, t->body, &root);
+    if (!ev.rc && (buf_append(&r.text, o.text, o.len) < 0 || collect_marks(&o, &r) < 0))
+        ev.rc = err_set(e, ERR_NOMEM, "out of memory");
     arena_free(&ev.arena);
-    if (!ev.rc && collect_marks(&o, &r) < 0) ev.rc = err_set(e, ERR_NOMEM, "out of memory");
-    buf_free(&o.marks);
-    r.text = o.text;
     if (ev.rc) {
         jinja_text_free(&r);
         return ev.rc;

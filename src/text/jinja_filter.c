@@ -70,15 +70,36 @@ static struct value f_trim(struct eval *ev, struct value v, const struct args *a
     struct str c = chars.kind == V_STR ? chars.s : (struct str){0};
     return v_str(str_strip(to_str(ev, v), chars.kind == V_STR ? &c : NULL, true, true));
 }
-static struct value f_upper(struct eval *ev, struct value v, const struct args *a) { (void)a; return v_str(str_case(ev, to_str(ev, v), 'u')); }
-static struct value f_lower(struct eval *ev, struct value v, const struct args *a) { (void)a; return v_str(str_case(ev, to_str(ev, v), 'l')); }
-static struct value f_title(struct eval *ev, struct value v, const struct args *a) { (void)a; return v_str(str_case(ev, to_str(ev, v), 't')); }
-static struct value f_capitalize(struct eval *ev, struct value v, const struct args *a) { (void)a; return v_str(str_case(ev, to_str(ev, v), 'c')); }
-static struct value f_string(struct eval *ev, struct value v, const struct args *a) { (void)a; return v_str(to_str(ev, v)); }
+static struct value f_upper(struct eval *ev, struct value v, const struct args *a)
+{
+    (void)a;
+    return v_str(str_case(ev, to_str(ev, v), 'u'));
+}
+static struct value f_lower(struct eval *ev, struct value v, const struct args *a)
+{
+    (void)a;
+    return v_str(str_case(ev, to_str(ev, v), 'l'));
+}
+static struct value f_title(struct eval *ev, struct value v, const struct args *a)
+{
+    (void)a;
+    return v_str(str_case(ev, to_str(ev, v), 't'));
+}
+static struct value f_capitalize(struct eval *ev, struct value v, const struct args *a)
+{
+    (void)a;
+    return v_str(str_case(ev, to_str(ev, v), 'c'));
+}
+static struct value f_string(struct eval *ev, struct value v, const struct args *a)
+{
+    (void)a;
+    return v_str(to_str(ev, v));
+}
 
 static struct value f_replace(struct eval *ev, struct value v, const struct args *a)
 {
-    return v_str(str_replace(ev, to_str(ev, v), arg_str(ev, a, 0, "old", ""), arg_str(ev, a, 1, "new", ""), arg_int(ev, a, 2, "count", -1)));
+    return v_str(str_replace(ev, to_str(ev, v), arg_str(ev, a, 0, "old", ""), arg_str(ev, a, 1, "new", ""),
+                             arg_int(ev, a, 2, "count", -1)));
 }
 
 static struct value f_escape(struct eval *ev, struct value v, const struct args *a)
@@ -112,7 +133,7 @@ static struct value f_indent(struct eval *ev, struct value v, const struct args 
         out_str(ev, &o, str_sub(s, end, end + 1));
         at = end + 1;
     }
-    return v_str(out_take(ev, &o));
+    return v_str(out_take(&o));
 }
 
 /* printf-style formatting: %s %r(no) %d %i %f %x and %%, with flags, width and precision. */
@@ -134,7 +155,8 @@ static struct value f_format(struct eval *ev, struct value v, const struct args 
             out_str(ev, &o, str_lit("%"));
             continue;
         }
-        if (!c || !strchr("sdifxXe", c)) return fail(ev, ERR_UNSUPPORTED, "format '%%%c' is not supported", c ? c : '?');
+        if (!c || !strchr("sdifxXe", c))
+            return fail(ev, ERR_UNSUPPORTED, "format '%%%c' is not supported", c ? c : '?');
         if (next >= a->n) return fail(ev, ERR_INPUT, "not enough arguments for format string");
         struct value x = a->pos[next++];
         if (c == 's') {
@@ -142,7 +164,8 @@ static struct value f_format(struct eval *ev, struct value v, const struct args 
             out_str(ev, &o, to_str(ev, x));
             continue;
         }
-        if (x.kind != V_INT && x.kind != V_FLOAT && x.kind != V_BOOL) return fail(ev, ERR_INPUT, "%%%c format: a number is required, not %s", c, kind_name(x.kind));
+        if (x.kind != V_INT && x.kind != V_FLOAT && x.kind != V_BOOL)
+            return fail(ev, ERR_INPUT, "%%%c format: a number is required, not %s", c, kind_name(x.kind));
         double f = x.kind == V_FLOAT ? x.f : x.kind == V_INT ? (double)x.i : x.b;
         int64_t d = x.kind == V_FLOAT ? (int64_t)(fabs(x.f) < 9e18 ? x.f : 0) : x.kind == V_INT ? x.i : x.b;
         long width = strtol(spec + 1 + strspn(spec + 1, "-+ 0#"), NULL, 10);
@@ -161,7 +184,7 @@ static struct value f_format(struct eval *ev, struct value v, const struct args 
         out_str(ev, &o, str_lit(text));
     }
     if (!ev->rc && next < a->n) fail(ev, ERR_INPUT, "not all arguments converted during string formatting");
-    return v_str(out_take(ev, &o));
+    return v_str(out_take(&o));
 }
 
 static struct value f_tojson(struct eval *ev, struct value v, const struct args *a)
@@ -173,7 +196,8 @@ static struct value f_tojson(struct eval *ev, struct value v, const struct args 
     style.ascii = truthy(arg(a, 0, "ensure_ascii", v_bool(false)));
     style.sort = truthy(arg(a, 3, "sort_keys", v_bool(false)));
     if (indent.kind != V_NONE) {
-        if (indent.kind != V_INT || indent.i < 0 || indent.i > 64) return fail(ev, ERR_UNSUPPORTED, "tojson indent must be an integer from 0 to 64");
+        if (indent.kind != V_INT || indent.i < 0 || indent.i > 64)
+            return fail(ev, ERR_UNSUPPORTED, "tojson indent must be an integer from 0 to 64");
         style.indent = (int)indent.i;
         style.item_sep = str_lit(",");
     }
@@ -182,7 +206,7 @@ static struct value f_tojson(struct eval *ev, struct value v, const struct args 
         style.key_sep = to_str(ev, separators.list->item[1]);
     }
     write_json(ev, &o, v, &style, 0);
-    return v_str(out_take(ev, &o));
+    return v_str(out_take(&o));
 }
 
 /* ------------------------------------------------------------------------------------------------ numbers */
@@ -233,8 +257,10 @@ static struct value f_round(struct eval *ev, struct value v, const struct args *
 {
     int64_t precision = arg_int(ev, a, 0, "precision", 0);
     struct str method = arg_str(ev, a, 1, "method", "common");
-    if (v.kind != V_INT && v.kind != V_FLOAT && v.kind != V_BOOL) return fail(ev, ERR_INPUT, "round needs a number, not %s", kind_name(v.kind));
-    if (precision < -300 || precision > 300) return fail(ev, ERR_INPUT, "round precision %lld is out of range", (long long)precision);
+    if (v.kind != V_INT && v.kind != V_FLOAT && v.kind != V_BOOL)
+        return fail(ev, ERR_INPUT, "round needs a number, not %s", kind_name(v.kind));
+    if (precision < -300 || precision > 300)
+        return fail(ev, ERR_INPUT, "round precision %lld is out of range", (long long)precision);
     double f = f_float(ev, v, a).f, scale = pow(10, (double)precision);
     if (str_eq(method, str_lit("ceil"))) return v_float(ceil(f * scale) / scale);
     if (str_eq(method, str_lit("floor"))) return v_float(floor(f * scale) / scale);
@@ -250,7 +276,8 @@ static struct value f_length(struct eval *ev, struct value v, const struct args 
     (void)a;
     switch (v.kind) {
     case V_STR: return v_int((int64_t)str_chars(v.s));
-    case V_LIST: case V_TUPLE:
+    case V_LIST:
+    case V_TUPLE:
         if (v.list->lazy) return fail(ev, ERR_INPUT, "object of type 'generator' has no len()");
         return v_int((int64_t)v.list->len);
     case V_DICT: return v_int((int64_t)v.dict->len);
@@ -271,7 +298,11 @@ static struct value f_last(struct eval *ev, struct value v, const struct args *a
     (void)a;
     return l->len ? l->item[l->len - 1] : v_undefined(span_of("last of an empty sequence"));
 }
-static struct value f_list(struct eval *ev, struct value v, const struct args *a) { (void)a; return list_value(copy_items(ev, v)); }
+static struct value f_list(struct eval *ev, struct value v, const struct args *a)
+{
+    (void)a;
+    return list_value(copy_items(ev, v));
+}
 
 static struct value f_reverse(struct eval *ev, struct value v, const struct args *a)
 {
@@ -285,7 +316,7 @@ static struct value f_reverse(struct eval *ev, struct value v, const struct args
     if (v.kind != V_STR) return lazy_value(l);
     struct out o = {0};
     for (size_t i = 0; i < l->len; i++) out_str(ev, &o, l->item[i].s);
-    return v_str(out_take(ev, &o));
+    return v_str(out_take(&o));
 }
 
 static struct value f_join(struct eval *ev, struct value v, const struct args *a)
@@ -298,7 +329,7 @@ static struct value f_join(struct eval *ev, struct value v, const struct args *a
         if (i) out_str(ev, &o, sep);
         out_str(ev, &o, to_str(ev, attribute.kind == V_NONE ? l->item[i] : follow(ev, l->item[i], attribute)));
     }
-    return v_str(out_take(ev, &o));
+    return v_str(out_take(&o));
 }
 
 static struct value f_items(struct eval *ev, struct value v, const struct args *a)
@@ -332,12 +363,14 @@ static struct value sort_key(struct eval *ev, struct value v, const struct order
 static void sort_items(struct eval *ev, struct list *l, const struct order *o)
 {
     size_t n = l->len;
-    struct value *keys = ev_alloc(ev, (n + 1) * sizeof *keys), *out = ev_alloc(ev, (n + 1) * sizeof *out), *out_keys = ev_alloc(ev, (n + 1) * sizeof *out_keys);
+    struct value *keys = ev_alloc(ev, (n + 1) * sizeof *keys), *out = ev_alloc(ev, (n + 1) * sizeof *out),
+                 *out_keys = ev_alloc(ev, (n + 1) * sizeof *out_keys);
     if (ev->rc) return;
     for (size_t i = 0; i < n; i++) keys[i] = sort_key(ev, l->item[i], o);
     for (size_t width = 1; width < n && !ev->rc; width *= 2) {
         for (size_t lo = 0; lo < n; lo += 2 * width) {
-            size_t mid = lo + width < n ? lo + width : n, hi = lo + 2 * width < n ? lo + 2 * width : n, i = lo, j = mid;
+            size_t mid = lo + width < n ? lo + width : n, hi = lo + 2 * width < n ? lo + 2 * width : n, i = lo,
+                   j = mid;
             for (size_t k = lo; k < hi; k++) {
                 int c = i < mid && j < hi ? values_compare(ev, keys[j], keys[i]) : i < mid ? 1 : -1;
                 if (i < mid && j < hi && o->reverse) c = -c;
@@ -354,7 +387,8 @@ static void sort_items(struct eval *ev, struct list *l, const struct order *o)
 
 static struct value f_sort(struct eval *ev, struct value v, const struct args *a)
 {
-    struct order o = {arg(a, 2, "attribute", v_none()), truthy(arg(a, 1, "case_sensitive", v_bool(false))), truthy(arg(a, 0, "reverse", v_bool(false)))};
+    struct order o = {arg(a, 2, "attribute", v_none()), truthy(arg(a, 1, "case_sensitive", v_bool(false))),
+                      truthy(arg(a, 0, "reverse", v_bool(false)))};
     struct list *l = copy_items(ev, v);
     sort_items(ev, l, &o);
     return list_value(l);
@@ -363,7 +397,8 @@ static struct value f_sort(struct eval *ev, struct value v, const struct args *a
 static struct value f_dictsort(struct eval *ev, struct value v, const struct args *a)
 {
     struct str by = arg_str(ev, a, 1, "by", "key");
-    struct order o = {v_int(str_eq(by, str_lit("value")) ? 1 : 0), truthy(arg(a, 0, "case_sensitive", v_bool(false))), truthy(arg(a, 2, "reverse", v_bool(false)))};
+    struct order o = {v_int(str_eq(by, str_lit("value")) ? 1 : 0), truthy(arg(a, 0, "case_sensitive", v_bool(false))),
+                      truthy(arg(a, 2, "reverse", v_bool(false)))};
     struct value l = f_items(ev, v, a);
     if (!ev->rc) sort_items(ev, l.list, &o);
     return l;
@@ -387,8 +422,10 @@ static struct value f_unique(struct eval *ev, struct value v, const struct args 
 static struct value f_map(struct eval *ev, struct value v, const struct args *a)
 {
     struct list *l = truthy(v) ? to_items(ev, v) : v_list(ev, V_LIST).list, *out = v_list(ev, V_LIST).list;
-    struct value attribute = arg(a, SIZE_MAX, "attribute", v_none()), fallback = arg(a, SIZE_MAX, "default", v_undefined((struct span){0}));
-    if (attribute.kind == V_NONE && (a->n == 0 || a->pos[0].kind != V_STR)) return fail(ev, ERR_INPUT, "map needs attribute= or a filter's name");
+    struct value attribute = arg(a, SIZE_MAX, "attribute", v_none()),
+                 fallback = arg(a, SIZE_MAX, "default", v_undefined((struct span){0}));
+    if (attribute.kind == V_NONE && (a->n == 0 || a->pos[0].kind != V_STR))
+        return fail(ev, ERR_INPUT, "map needs attribute= or a filter's name");
     for (size_t i = 0; i < l->len && !ev->rc; i++) {
         struct value item;
         if (attribute.kind != V_NONE) {
@@ -421,10 +458,22 @@ static struct value choose(struct eval *ev, struct value v, const struct args *a
     }
     return lazy_value(out);
 }
-static struct value f_select(struct eval *ev, struct value v, const struct args *a) { return choose(ev, v, a, false, true); }
-static struct value f_reject(struct eval *ev, struct value v, const struct args *a) { return choose(ev, v, a, false, false); }
-static struct value f_selectattr(struct eval *ev, struct value v, const struct args *a) { return choose(ev, v, a, true, true); }
-static struct value f_rejectattr(struct eval *ev, struct value v, const struct args *a) { return choose(ev, v, a, true, false); }
+static struct value f_select(struct eval *ev, struct value v, const struct args *a)
+{
+    return choose(ev, v, a, false, true);
+}
+static struct value f_reject(struct eval *ev, struct value v, const struct args *a)
+{
+    return choose(ev, v, a, false, false);
+}
+static struct value f_selectattr(struct eval *ev, struct value v, const struct args *a)
+{
+    return choose(ev, v, a, true, true);
+}
+static struct value f_rejectattr(struct eval *ev, struct value v, const struct args *a)
+{
+    return choose(ev, v, a, true, false);
+}
 
 static struct value f_sum(struct eval *ev, struct value v, const struct args *a)
 {
@@ -435,7 +484,10 @@ static struct value f_sum(struct eval *ev, struct value v, const struct args *a)
         if ((x.kind != V_INT && x.kind != V_FLOAT && x.kind != V_BOOL) || (sum.kind != V_INT && sum.kind != V_FLOAT))
             return fail(ev, ERR_INPUT, "sum needs numbers, not %s", kind_name(x.kind));
         if (sum.kind == V_INT && x.kind != V_FLOAT) sum.i += x.kind == V_INT ? x.i : x.b;
-        else sum = v_float((sum.kind == V_INT ? (double)sum.i : sum.f) + (x.kind == V_FLOAT ? x.f : x.kind == V_INT ? (double)x.i : x.b));
+        else
+            sum = v_float((sum.kind == V_INT ? (double)sum.i : sum.f) + (x.kind == V_FLOAT ? x.f
+                                                                         : x.kind == V_INT ? (double)x.i
+                                                                                           : x.b));
     }
     return sum;
 }
@@ -446,7 +498,8 @@ static struct value extreme(struct eval *ev, struct value v, const struct args *
     struct list *l = to_items(ev, v);
     struct value best = v_undefined(span_of("an empty sequence"));
     for (size_t i = 0; i < l->len && !ev->rc; i++)
-        if (i == 0 || sign * values_compare(ev, sort_key(ev, l->item[i], &o), sort_key(ev, best, &o)) > 0) best = l->item[i];
+        if (i == 0 || sign * values_compare(ev, sort_key(ev, l->item[i], &o), sort_key(ev, best, &o)) > 0)
+            best = l->item[i];
     return best;
 }
 static struct value f_max(struct eval *ev, struct value v, const struct args *a) { return extreme(ev, v, a, 1); }
@@ -491,13 +544,26 @@ static const struct {
     const char *name;
     filter_fn *run;
 } filters[] = {
-    {"abs", f_abs}, {"attr", f_attr}, {"batch", f_batch}, {"capitalize", f_capitalize}, {"count", f_length}, {"d", f_default},
-    {"default", f_default}, {"dictsort", f_dictsort}, {"e", f_escape}, {"escape", f_escape}, {"first", f_first}, {"float", f_float},
-    {"format", f_format}, {"indent", f_indent}, {"int", f_int}, {"items", f_items}, {"join", f_join}, {"last", f_last},
-    {"length", f_length}, {"list", f_list}, {"lower", f_lower}, {"map", f_map}, {"max", f_max}, {"min", f_min}, {"reject", f_reject},
-    {"rejectattr", f_rejectattr}, {"replace", f_replace}, {"reverse", f_reverse}, {"round", f_round}, {"safe", f_safe},
-    {"select", f_select}, {"selectattr", f_selectattr}, {"sort", f_sort}, {"string", f_string}, {"sum", f_sum}, {"title", f_title},
-    {"tojson", f_tojson}, {"trim", f_trim}, {"unique", f_unique}, {"upper", f_upper},
+    {"abs", f_abs},         {"attr", f_attr},
+    {"batch", f_batch},     {"capitalize", f_capitalize},
+    {"count", f_length},    {"d", f_default},
+    {"default", f_default}, {"dictsort", f_dictsort},
+    {"e", f_escape},        {"escape", f_escape},
+    {"first", f_first},     {"float", f_float},
+    {"format", f_format},   {"indent", f_indent},
+    {"int", f_int},         {"items", f_items},
+    {"join", f_join},       {"last", f_last},
+    {"length", f_length},   {"list", f_list},
+    {"lower", f_lower},     {"map", f_map},
+    {"max", f_max},         {"min", f_min},
+    {"reject", f_reject},   {"rejectattr", f_rejectattr},
+    {"replace", f_replace}, {"reverse", f_reverse},
+    {"round", f_round},     {"safe", f_safe},
+    {"select", f_select},   {"selectattr", f_selectattr},
+    {"sort", f_sort},       {"string", f_string},
+    {"sum", f_sum},         {"title", f_title},
+    {"tojson", f_tojson},   {"trim", f_trim},
+    {"unique", f_unique},   {"upper", f_upper},
 };
 
 struct value apply_filter(struct eval *ev, struct span name, struct value v, const struct args *a)
@@ -533,23 +599,30 @@ bool apply_test(struct eval *ev, struct span name, struct value v, const struct 
     if (span_is(name, "true")) return v.kind == V_BOOL && v.b;
     if (span_is(name, "false")) return v.kind == V_BOOL && !v.b;
     if (span_is(name, "mapping")) return v.kind == V_DICT;
-    if (span_is(name, "sequence")) return v.kind == V_STR || v.kind == V_LIST || v.kind == V_TUPLE || v.kind == V_DICT || v.kind == V_UNDEFINED;
-    if (span_is(name, "iterable")) return v.kind == V_STR || v.kind == V_LIST || v.kind == V_TUPLE || v.kind == V_DICT || v.kind == V_UNDEFINED || v.kind == V_LOOP;
+    if (span_is(name, "sequence"))
+        return v.kind == V_STR || v.kind == V_LIST || v.kind == V_TUPLE || v.kind == V_DICT || v.kind == V_UNDEFINED;
+    if (span_is(name, "iterable"))
+        return v.kind == V_STR || v.kind == V_LIST || v.kind == V_TUPLE || v.kind == V_DICT ||
+               v.kind == V_UNDEFINED || v.kind == V_LOOP;
     if (span_is(name, "callable")) return v.kind == V_MACRO || v.kind == V_FUNC;
     if (span_is(name, "odd") || span_is(name, "even") || span_is(name, "divisibleby")) {
-        if (v.kind != V_INT || (a->n && (other.kind != V_INT || other.i == 0))) fail(ev, ERR_INPUT, "test '%.*s' needs integers", (int)name.len, name.ptr);
+        if (v.kind != V_INT || (a->n && (other.kind != V_INT || other.i == 0)))
+            fail(ev, ERR_INPUT, "test '%.*s' needs integers", (int)name.len, name.ptr);
         else if (span_is(name, "divisibleby")) return other.kind == V_INT && (other.i == -1 || v.i % other.i == 0);
         else return (v.i % 2 != 0) == span_is(name, "odd");
         return false;
     }
     if (span_is(name, "eq") || span_is(name, "equalto") || span_is(name, "==")) return values_equal(v, other);
     if (span_is(name, "ne") || span_is(name, "!=")) return !values_equal(v, other);
-    if (span_is(name, "lt") || span_is(name, "lessthan") || span_is(name, "<")) return compared(ev, v, a, &c) && c < 0;
-    if (span_is(name, "gt") || span_is(name, "greaterthan") || span_is(name, ">")) return compared(ev, v, a, &c) && c > 0;
+    if (span_is(name, "lt") || span_is(name, "lessthan") || span_is(name, "<"))
+        return compared(ev, v, a, &c) && c < 0;
+    if (span_is(name, "gt") || span_is(name, "greaterthan") || span_is(name, ">"))
+        return compared(ev, v, a, &c) && c > 0;
     if (span_is(name, "le") || span_is(name, "<=")) return compared(ev, v, a, &c) && c <= 0;
     if (span_is(name, "ge") || span_is(name, ">=")) return compared(ev, v, a, &c) && c >= 0;
     if (span_is(name, "in")) {
-        if (other.kind == V_STR && v.kind == V_STR) return v.s.len == 0 || (other.s.len >= v.s.len && memmem(other.s.p, other.s.len, v.s.p, v.s.len));
+        if (other.kind == V_STR && v.kind == V_STR)
+            return v.s.len == 0 || (other.s.len >= v.s.len && memmem(other.s.p, other.s.len, v.s.p, v.s.len));
         struct list *l = to_items(ev, other);
         for (size_t i = 0; i < l->len; i++)
             if (values_equal(l->item[i], v)) return true;

@@ -13,8 +13,8 @@ struct lexer {
     int line;
     const char *what;
     struct err *e;
-    bool line_start;  /* the last tag ended with a newline, or nothing came before */
-    bool strip_next;  /* the last tag ended with '-' */
+    bool line_start; /* the last tag ended with a newline, or nothing came before */
+    bool strip_next; /* the last tag ended with '-' */
 };
 
 static int push(struct lexer *x, struct token t)
@@ -32,7 +32,10 @@ static int push(struct lexer *x, struct token t)
 }
 
 static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-static bool is_name_char(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (c >= '0' && c <= '9'); }
+static bool is_name_char(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (c >= '0' && c <= '9');
+}
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 static int count_lines(const char *p, const char *end)
@@ -89,8 +92,12 @@ static int string(struct lexer *x)
             uint32_t cp = 0;
             for (int i = 1; i <= digits; i++) {
                 char h = c[i];
-                int v = is_digit(h) ? h - '0' : h >= 'a' && h <= 'f' ? h - 'a' + 10 : h >= 'A' && h <= 'F' ? h - 'A' + 10 : -1;
-                if (v < 0) return err_set(x->e, ERR_INPUT, "%s: line %d: a bad \\%c escape in a string", x->what, line, *c);
+                int v = is_digit(h)            ? h - '0'
+                        : h >= 'a' && h <= 'f' ? h - 'a' + 10
+                        : h >= 'A' && h <= 'F' ? h - 'A' + 10
+                                               : -1;
+                if (v < 0)
+                    return err_set(x->e, ERR_INPUT, "%s: line %d: a bad \\%c escape in a string", x->what, line, *c);
                 cp = cp * 16 + (uint32_t)v;
             }
             if (cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000))
@@ -119,9 +126,11 @@ static int number(struct lexer *x)
     struct token t = {.type = TOK_INT, .line = x->line};
     char digits[64];
     size_t n = 0;
-    while (x->p < x->end && (is_digit(*x->p) || *x->p == '_' || (*x->p == '.' && t.type == TOK_INT && x->p + 1 < x->end && is_digit(x->p[1])) ||
+    while (x->p < x->end && (is_digit(*x->p) || *x->p == '_' ||
+                             (*x->p == '.' && t.type == TOK_INT && x->p + 1 < x->end && is_digit(x->p[1])) ||
                              ((*x->p == 'e' || *x->p == 'E') && x->p + 1 < x->end &&
-                              (is_digit(x->p[1]) || ((x->p[1] == '-' || x->p[1] == '+') && x->p + 2 < x->end && is_digit(x->p[2])))))) {
+                              (is_digit(x->p[1]) ||
+                               ((x->p[1] == '-' || x->p[1] == '+') && x->p + 2 < x->end && is_digit(x->p[2])))))) {
         if (*x->p == '.' || *x->p == 'e' || *x->p == 'E') t.type = TOK_FLOAT;
         if ((*x->p == 'e' || *x->p == 'E') && !is_digit(x->p[1]) && n < sizeof digits - 1) digits[n++] = *x->p++;
         if (*x->p != '_' && n < sizeof digits - 1) digits[n++] = *x->p;
@@ -129,7 +138,8 @@ static int number(struct lexer *x)
     }
     digits[n] = 0;
     if (n >= sizeof digits - 1 || (t.type == TOK_INT && n > 18))
-        return err_set(x->e, ERR_INPUT, "%s: line %d: the number %.*s is too long", x->what, x->line, (int)(x->p - from < 40 ? x->p - from : 40), from);
+        return err_set(x->e, ERR_INPUT, "%s: line %d: the number %.*s is too long", x->what, x->line,
+                       (int)(x->p - from < 40 ? x->p - from : 40), from);
     t.i = strtoll(digits, NULL, 10);
     t.f = strtod(digits, NULL);
     return push(x, t);
@@ -138,8 +148,8 @@ static int number(struct lexer *x)
 /* The inside of {{ }} or {% %} up to its end. */
 static int tag(struct lexer *x, bool is_var)
 {
-    static const char *const ops[] = {"**", "//", "==", "!=", "<=", ">=", "+", "-", "*", "/", "%", "~", "<", ">", "=", "(", ")",
-                                      "[", "]", "{", "}", ".", ",", ":", "|"};
+    static const char *const ops[] = {"**", "//", "==", "!=", "<=", ">=", "+", "-", "*", "/", "%", "~", "<",
+                                      ">",  "=",  "(",  ")",  "[",  "]",  "{", "}", ".", ",", ":", "|"};
     int open = 0;
     char close = is_var ? '}' : '%';
     for (;;) {
@@ -179,7 +189,8 @@ static int tag(struct lexer *x, bool is_var)
         }
         size_t i = 0;
         while (i < COUNT_OF(ops) && (strlen(ops[i]) > left || memcmp(c, ops[i], strlen(ops[i])))) i++;
-        if (i == COUNT_OF(ops)) return err_set(x->e, ERR_INPUT, "%s: line %d: unexpected character '%c'", x->what, x->line, *c);
+        if (i == COUNT_OF(ops))
+            return err_set(x->e, ERR_INPUT, "%s: line %d: unexpected character '%c'", x->what, x->line, *c);
         if (strchr("([{", *c)) open++;
         if (strchr(")]}", *c) && open > 0) open--;
         x->p += strlen(ops[i]);
@@ -290,6 +301,7 @@ int jinja_lex(struct token_list *out, struct arena *a, struct span source, const
         }
     }
     if (n > 0 && text[n - 1] == '\n') n--;
-    struct lexer x = {.out = out, .arena = a, .p = text, .end = text + n, .line = 1, .what = what, .e = e, .line_start = true};
+    struct lexer x = {
+        .out = out, .arena = a, .p = text, .end = text + n, .line = 1, .what = what, .e = e, .line_start = true};
     return lex_all(&x);
 }

@@ -7,13 +7,18 @@
 
 #include "jinja_priv.h"
 
-static const char *const str_methods[] = {"strip", "lstrip", "rstrip", "split", "rsplit", "splitlines", "startswith", "endswith", "replace",
-                                          "find", "rfind", "index", "count", "upper", "lower", "title", "capitalize", "join", "format",
-                                          "isdigit", "isalpha", "isspace", "isupper", "islower", "removeprefix", "removesuffix", "zfill",
-                                          "partition", "rpartition"};
-static const char *const dict_methods[] = {"get", "items", "keys", "values", "copy", "update", "pop", "setdefault", "clear", "popitem"};
-static const char *const list_methods[] = {"index", "count", "copy", "append", "extend", "insert", "pop", "remove", "reverse", "sort", "clear"};
-static const char *const changing[] = {"update", "pop", "setdefault", "clear", "popitem", "append", "extend", "insert", "remove", "reverse", "sort"};
+static const char *const str_methods[] = {"strip",        "lstrip",     "rstrip",    "split",     "rsplit",
+                                          "splitlines",   "startswith", "endswith",  "replace",   "find",
+                                          "rfind",        "index",      "count",     "upper",     "lower",
+                                          "title",        "capitalize", "join",      "format",    "isdigit",
+                                          "isalpha",      "isspace",    "isupper",   "islower",   "removeprefix",
+                                          "removesuffix", "zfill",      "partition", "rpartition"};
+static const char *const dict_methods[] = {"get",    "items", "keys",       "values", "copy",
+                                           "update", "pop",   "setdefault", "clear",  "popitem"};
+static const char *const list_methods[] = {"index", "count",  "copy",    "append", "extend", "insert",
+                                           "pop",   "remove", "reverse", "sort",   "clear"};
+static const char *const changing[] = {"update", "pop",    "setdefault", "clear",   "popitem", "append",
+                                       "extend", "insert", "remove",     "reverse", "sort"};
 static const char *const globals[] = {"range", "dict", "namespace", "raise_exception", "strftime_now"};
 
 static bool among(struct span name, const char *const *list, size_t n)
@@ -38,8 +43,9 @@ bool is_method(struct value self, struct span name)
 /* White space as Python's str.strip() and str.split() see it: Unicode's, and U+001C-001F. */
 static bool is_white(uint32_t cp)
 {
-    return (cp >= 9 && cp <= 13) || (cp >= 0x1C && cp <= 0x20) || cp == 0x85 || cp == 0xA0 || cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200A) ||
-           cp == 0x2028 || cp == 0x2029 || cp == 0x202F || cp == 0x205F || cp == 0x3000;
+    return (cp >= 9 && cp <= 13) || (cp >= 0x1C && cp <= 0x20) || cp == 0x85 || cp == 0xA0 || cp == 0x1680 ||
+           (cp >= 0x2000 && cp <= 0x200A) || cp == 0x2028 || cp == 0x2029 || cp == 0x202F || cp == 0x205F ||
+           cp == 0x3000;
 }
 
 static uint32_t code_at(struct str s, size_t i, size_t *len)
@@ -94,7 +100,7 @@ struct str str_case(struct eval *ev, struct str s, char how)
         memset(marks, s.marks ? s.marks[i] : 0, sizeof marks);
         out_str(ev, &o, (struct str){text, marks, (size_t)utf8_put(text, (uint32_t)to)});
     }
-    return out_take(ev, &o);
+    return out_take(&o);
 }
 
 /* First place of `what` in s from byte `at` on; SIZE_MAX if there is none. */
@@ -126,7 +132,7 @@ struct str str_replace(struct eval *ev, struct str s, struct str from, struct st
             at += len;
         }
         out_str(ev, &o, str_sub(s, at, s.len));
-        return out_take(ev, &o);
+        return out_take(&o);
     }
     for (; count != 0 && !ev->rc && (hit = find_from(s, from, at)) != SIZE_MAX; count--) {
         out_str(ev, &o, str_sub(s, at, hit));
@@ -134,7 +140,7 @@ struct str str_replace(struct eval *ev, struct str s, struct str from, struct st
         at = hit + from.len;
     }
     out_str(ev, &o, str_sub(s, at, s.len));
-    return out_take(ev, &o);
+    return out_take(&o);
 }
 
 static struct value split_white(struct eval *ev, struct str s, int64_t most)
@@ -159,9 +165,11 @@ static struct value split(struct eval *ev, struct str s, const struct args *a, b
 {
     struct value sep = arg(a, 0, "sep", v_none()), out = v_list(ev, V_LIST);
     int64_t most = arg_int(ev, a, 1, "maxsplit", -1);
-    if (sep.kind == V_NONE && right && most >= 0) return fail(ev, ERR_UNSUPPORTED, "rsplit by white space with maxsplit is not supported");
+    if (sep.kind == V_NONE && right && most >= 0)
+        return fail(ev, ERR_UNSUPPORTED, "rsplit by white space with maxsplit is not supported");
     if (sep.kind == V_NONE) return split_white(ev, s, most);
-    if (sep.kind != V_STR || sep.s.len == 0) return fail(ev, ERR_INPUT, "split needs a separator that is a string and not empty");
+    if (sep.kind != V_STR || sep.s.len == 0)
+        return fail(ev, ERR_INPUT, "split needs a separator that is a string and not empty");
     if (right && most >= 0) {
         size_t end = s.len, hit;
         struct value back = v_list(ev, V_LIST);
@@ -189,7 +197,8 @@ static struct value splitlines(struct eval *ev, struct str s, const struct args 
     size_t from = 0, len;
     for (size_t i = 0; i < s.len && !ev->rc; i += len) {
         uint32_t cp = code_at(s, i, &len);
-        if (!((cp >= 10 && cp <= 13) || (cp >= 0x1C && cp <= 0x1E) || cp == 0x85 || cp == 0x2028 || cp == 0x2029)) continue;
+        if (!((cp >= 10 && cp <= 13) || (cp >= 0x1C && cp <= 0x1E) || cp == 0x85 || cp == 0x2028 || cp == 0x2029))
+            continue;
         size_t end = i;
         if (cp == '\r' && i + 1 < s.len && s.p[i + 1] == '\n') len = 2;
         list_push(ev, out.list, v_str(str_sub(s, from, keep ? i + len : end)));
@@ -205,9 +214,11 @@ static struct value has_end(struct eval *ev, struct str s, const struct args *a,
     struct value what = arg(a, 0, NULL, v_none());
     struct list one = {.item = &what, .len = 1}, *all = what.kind == V_TUPLE ? what.list : &one;
     for (size_t i = 0; i < all->len; i++) {
-        if (all->item[i].kind != V_STR) return fail(ev, ERR_INPUT, "%s needs a string or a tuple of strings", start ? "startswith" : "endswith");
+        if (all->item[i].kind != V_STR)
+            return fail(ev, ERR_INPUT, "%s needs a string or a tuple of strings", start ? "startswith" : "endswith");
         struct str w = all->item[i].s;
-        if (w.len <= s.len && (w.len == 0 || !memcmp(start ? s.p : s.p + s.len - w.len, w.p, w.len))) return v_bool(true);
+        if (w.len <= s.len && (w.len == 0 || !memcmp(start ? s.p : s.p + s.len - w.len, w.p, w.len)))
+            return v_bool(true);
     }
     return v_bool(false);
 }
@@ -236,15 +247,17 @@ static struct value format(struct eval *ev, struct str s, const struct args *a)
         bool digits = field.len > 0 && field.len < 6;
         for (size_t k = 0; k < field.len; k++) {
             digits &= field.p[k] >= '0' && field.p[k] <= '9';
-            if (strchr(":!.[", field.p[k])) return fail(ev, ERR_UNSUPPORTED, "format field '%.*s' is not supported", (int)field.len, field.p);
+            if (strchr(":!.[", field.p[k]))
+                return fail(ev, ERR_UNSUPPORTED, "format field '%.*s' is not supported", (int)field.len, field.p);
         }
         size_t index = field.len == 0 ? next++ : digits ? (size_t)strtol(field.p, NULL, 10) : SIZE_MAX;
         if (index < a->n) v = a->pos[index];
-        else if (index != SIZE_MAX || !dict_get(&a->kw, v_str(field), &v)) return fail(ev, ERR_INPUT, "format field '%.*s' has no argument", (int)field.len, field.p);
+        else if (index != SIZE_MAX || !dict_get(&a->kw, v_str(field), &v))
+            return fail(ev, ERR_INPUT, "format field '%.*s' has no argument", (int)field.len, field.p);
         out_str(ev, &o, to_str(ev, v));
         i = (size_t)(end - s.p);
     }
-    return v_str(out_take(ev, &o));
+    return v_str(out_take(&o));
 }
 
 /* True if s is not empty and every character is of the kind. */
@@ -288,13 +301,16 @@ static struct value str_method(struct eval *ev, struct str s, const char *name, 
     if (span_is(n, "split") || span_is(n, "rsplit")) return split(ev, s, a, name[0] == 'r');
     if (span_is(n, "splitlines")) return splitlines(ev, s, a);
     if (span_is(n, "startswith") || span_is(n, "endswith")) return has_end(ev, s, a, name[0] == 's');
-    if (span_is(n, "upper") || span_is(n, "lower") || span_is(n, "title") || span_is(n, "capitalize")) return v_str(str_case(ev, s, name[0]));
+    if (span_is(n, "upper") || span_is(n, "lower") || span_is(n, "title") || span_is(n, "capitalize"))
+        return v_str(str_case(ev, s, name[0]));
     if (span_is(n, "format")) return format(ev, s, a);
     if (span_is(n, "join")) {
         struct args sep = {.pos = &(struct value){.kind = V_STR, .s = s}, .n = 1};
         struct list *l = to_items(ev, first);
         for (size_t i = 0; i < l->len; i++)
-            if (l->item[i].kind != V_STR) return fail(ev, ERR_INPUT, "sequence item %zu: expected str instance, %s found", i, kind_name(l->item[i].kind));
+            if (l->item[i].kind != V_STR)
+                return fail(ev, ERR_INPUT, "sequence item %zu: expected str instance, %s found", i,
+                            kind_name(l->item[i].kind));
         return apply_filter(ev, span_of("join"), first, &sep);
     }
     if (name[0] == 'i' && name[1] == 's') return v_bool(all_chars(s, name));
@@ -306,7 +322,7 @@ static struct value str_method(struct eval *ev, struct str s, const char *name, 
         out_str(ev, &o, str_sub(s, 0, sign));
         for (; have < width; have++) out_str(ev, &o, str_lit("0"));
         out_str(ev, &o, str_sub(s, sign, s.len));
-        return v_str(out_take(ev, &o));
+        return v_str(out_take(&o));
     }
     if (first.kind != V_STR) return fail(ev, ERR_INPUT, "%s needs a string, not %s", name, kind_name(first.kind));
     if (span_is(n, "replace")) {
@@ -364,7 +380,8 @@ static struct value list_method(struct eval *ev, struct value self, const char *
 
 static struct value loop_method(struct eval *ev, struct loop *l, const char *name, const struct args *a)
 {
-    if (!strcmp(name, "cycle")) return a->n ? a->pos[l->index % a->n] : fail(ev, ERR_INPUT, "no items for cycling given");
+    if (!strcmp(name, "cycle"))
+        return a->n ? a->pos[l->index % a->n] : fail(ev, ERR_INPUT, "no items for cycling given");
     struct value now = v_list(ev, V_TUPLE);
     for (size_t i = 0; i < a->n; i++) list_push(ev, now.list, a->pos[i]);
     bool changed = !l->has_changed || !values_equal(l->changed, now);
@@ -377,11 +394,14 @@ static struct value loop_method(struct eval *ev, struct loop *l, const char *nam
 
 static struct value g_range(struct eval *ev, const struct args *a)
 {
-    int64_t from = a->n > 1 ? arg_int(ev, a, 0, "start", 0) : 0, to = arg_int(ev, a, a->n > 1 ? 1 : 0, "stop", 0), step = a->n > 2 ? arg_int(ev, a, 2, "step", 1) : 1;
+    int64_t from = a->n > 1 ? arg_int(ev, a, 0, "start", 0) : 0, to = arg_int(ev, a, a->n > 1 ? 1 : 0, "stop", 0),
+            step = a->n > 2 ? arg_int(ev, a, 2, "step", 1) : 1;
     struct value out = v_list(ev, V_LIST);
-    if (a->n == 0 || step == 0) return fail(ev, ERR_INPUT, "range needs one to three integers, and a step that is not 0");
+    if (a->n == 0 || step == 0)
+        return fail(ev, ERR_INPUT, "range needs one to three integers, and a step that is not 0");
     for (int64_t i = from; step > 0 ? i < to : i > to; i += step) {
-        if (out.list->len >= 100000) return fail(ev, ERR_INPUT, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).");
+        if (out.list->len >= 100000)
+            return fail(ev, ERR_INPUT, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).");
         if (ev->rc) break;
         list_push(ev, out.list, v_int(i));
         if (step > 0 ? i > INT64_MAX - step : i < INT64_MIN - step) break;
@@ -393,8 +413,10 @@ static struct value g_dict(struct eval *ev, const struct args *a, enum value_kin
 {
     struct value d = v_dict(ev);
     d.kind = kind;
-    if (a->n > 1 || (a->n == 1 && a->pos[0].kind != V_DICT)) return fail(ev, ERR_UNSUPPORTED, "dict and namespace take keywords or one dict");
-    for (size_t i = 0; a->n && i < a->pos[0].dict->len; i++) dict_set(ev, d.dict, a->pos[0].dict->key[i], a->pos[0].dict->val[i]);
+    if (a->n > 1 || (a->n == 1 && a->pos[0].kind != V_DICT))
+        return fail(ev, ERR_UNSUPPORTED, "dict and namespace take keywords or one dict");
+    for (size_t i = 0; a->n && i < a->pos[0].dict->len; i++)
+        dict_set(ev, d.dict, a->pos[0].dict->key[i], a->pos[0].dict->val[i]);
     for (size_t i = 0; i < a->kw.len; i++) dict_set(ev, d.dict, a->kw.key[i], a->kw.val[i]);
     return d;
 }
@@ -423,7 +445,8 @@ static struct value call_global(struct eval *ev, const char *name, const struct 
     if (!strcmp(name, "namespace")) return g_dict(ev, a, V_NAMESPACE);
     if (!strcmp(name, "strftime_now")) return g_strftime_now(ev, a);
     struct str why = to_str(ev, arg(a, 0, "message", v_str(str_lit(""))));
-    return fail(ev, ERR_INPUT, "the template refuses the conversation: %.*s", (int)(why.len < 400 ? why.len : 400), why.p);
+    return fail(ev, ERR_INPUT, "the template refuses the conversation: %.*s", (int)(why.len < 400 ? why.len : 400),
+                why.p);
 }
 
 struct value call_func(struct eval *ev, const struct func *f, const struct args *a)
@@ -432,7 +455,8 @@ struct value call_func(struct eval *ev, const struct func *f, const struct args 
     if (f->self.kind == V_STR) return str_method(ev, f->self.s, f->name, a);
     if (f->self.kind == V_LOOP) return loop_method(ev, f->self.loop, f->name, a);
     if (among(span_of(f->name), changing, COUNT_OF(changing)))
-        return fail(ev, ERR_INPUT, "access to attribute '%s' of '%s' object is unsafe", f->name, kind_name(f->self.kind));
+        return fail(ev, ERR_INPUT, "access to attribute '%s' of '%s' object is unsafe", f->name,
+                    kind_name(f->self.kind));
     if (f->self.kind == V_DICT) return dict_method(ev, f->self, f->name, a);
     return list_method(ev, f->self, f->name, a);
 }

@@ -22,7 +22,9 @@ static struct node *statements(struct parser *p, const char *const *ends);
 static struct node *error(struct parser *p, const char *why, struct span what)
 {
     if (!p->failed) {
-        if (what.len) err_set(p->e, ERR_UNSUPPORTED, "%s: line %d: %s '%.*s'", p->t->what, p->tok->line, why, (int)(what.len < 80 ? what.len : 80), what.ptr);
+        if (what.len)
+            err_set(p->e, ERR_UNSUPPORTED, "%s: line %d: %s '%.*s'", p->t->what, p->tok->line, why,
+                    (int)(what.len < 80 ? what.len : 80), what.ptr);
         else err_set(p->e, ERR_INPUT, "%s: line %d: %s", p->t->what, p->tok->line, why);
     }
     p->failed = true;
@@ -38,8 +40,14 @@ static struct node *node(struct parser *p, enum node_kind kind)
     return n;
 }
 
-static bool at_op(const struct parser *p, const char *op) { return p->tok->type == TOK_OP && span_is(p->tok->text, op); }
-static bool at_name(const struct parser *p, const char *name) { return p->tok->type == TOK_NAME && span_is(p->tok->text, name); }
+static bool at_op(const struct parser *p, const char *op)
+{
+    return p->tok->type == TOK_OP && span_is(p->tok->text, op);
+}
+static bool at_name(const struct parser *p, const char *name)
+{
+    return p->tok->type == TOK_NAME && span_is(p->tok->text, name);
+}
 
 static bool take_op(struct parser *p, const char *op)
 {
@@ -140,7 +148,8 @@ static struct node *primary(struct parser *p)
     bool comma;
     switch (t->type) {
     case TOK_NAME:
-        if (span_is(t->text, "true") || span_is(t->text, "True") || span_is(t->text, "false") || span_is(t->text, "False")) {
+        if (span_is(t->text, "true") || span_is(t->text, "True") || span_is(t->text, "false") ||
+            span_is(t->text, "False")) {
             if ((n = constant(p, N_CONST_BOOL))) n->i = t->text.ptr[0] == 't' || t->text.ptr[0] == 'T';
             return n;
         }
@@ -239,9 +248,10 @@ static struct node *named(struct parser *p, enum node_kind kind, struct node *of
     if (take_op(p, "(")) {
         arguments(p, n);
     } else if (kind == N_TEST) {
-        bool starts = p->tok->type == TOK_STR || p->tok->type == TOK_INT || p->tok->type == TOK_FLOAT || at_op(p, "[") || at_op(p, "{") ||
-                      (p->tok->type == TOK_NAME && !at_name(p, "else") && !at_name(p, "or") && !at_name(p, "and") && !at_name(p, "if") &&
-                       !at_name(p, "is") && !at_name(p, "in") && !at_name(p, "not"));
+        bool starts = p->tok->type == TOK_STR || p->tok->type == TOK_INT || p->tok->type == TOK_FLOAT ||
+                      at_op(p, "[") || at_op(p, "{") ||
+                      (p->tok->type == TOK_NAME && !at_name(p, "else") && !at_name(p, "or") && !at_name(p, "and") &&
+                       !at_name(p, "if") && !at_name(p, "is") && !at_name(p, "in") && !at_name(p, "not"));
         if (starts) n->list = postfix(p, primary(p));
     }
     return n;
@@ -312,7 +322,8 @@ static struct node *power(struct parser *p)
 static struct node *product(struct parser *p)
 {
     struct node *n = power(p);
-    while (n && !p->failed && (at_op(p, "*") || at_op(p, "/") || at_op(p, "//") || at_op(p, "%"))) n = binary(p, n, power);
+    while (n && !p->failed && (at_op(p, "*") || at_op(p, "/") || at_op(p, "//") || at_op(p, "%")))
+        n = binary(p, n, power);
     return n;
 }
 
@@ -376,7 +387,8 @@ static struct node *negation(struct parser *p)
     return n;
 }
 
-static struct node *logical(struct parser *p, const char *word, enum node_kind kind, struct node *(*part)(struct parser *))
+static struct node *logical(struct parser *p, const char *word, enum node_kind kind,
+                            struct node *(*part)(struct parser *))
 {
     struct node *n = part(p);
     while (n && !p->failed && take_name(p, word)) {
@@ -417,7 +429,8 @@ static struct node *tuple(struct parser *p)
     if (!all) return NULL;
     tail = &all->list;
     append(&tail, n);
-    while (!p->failed && take_op(p, ",") && p->tok->type != TOK_BLOCK_END && p->tok->type != TOK_VAR_END) append(&tail, expression(p));
+    while (!p->failed && take_op(p, ",") && p->tok->type != TOK_BLOCK_END && p->tok->type != TOK_VAR_END)
+        append(&tail, expression(p));
     return all;
 }
 
@@ -620,9 +633,7 @@ static struct node *statements(struct parser *p, const char *const *ends)
     while (!p->failed) {
         struct node *n;
         switch (p->tok->type) {
-        case TOK_DATA:
-            append(&tail, constant(p, N_DATA));
-            break;
+        case TOK_DATA: append(&tail, constant(p, N_DATA)); break;
         case TOK_VAR_BEGIN:
             p->tok++;
             if ((n = node(p, N_PRINT))) n->a = tuple(p);

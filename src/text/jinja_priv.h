@@ -11,7 +11,19 @@
 
 /* ------------------------------------------------------------------------------------------------ tokens */
 
-enum token_type { TOK_DATA, TOK_NAME, TOK_INT, TOK_FLOAT, TOK_STR, TOK_OP, TOK_VAR_BEGIN, TOK_VAR_END, TOK_BLOCK_BEGIN, TOK_BLOCK_END, TOK_EOF };
+enum token_type {
+    TOK_DATA,
+    TOK_NAME,
+    TOK_INT,
+    TOK_FLOAT,
+    TOK_STR,
+    TOK_OP,
+    TOK_VAR_BEGIN,
+    TOK_VAR_END,
+    TOK_BLOCK_BEGIN,
+    TOK_BLOCK_END,
+    TOK_EOF
+};
 
 struct token {
     enum token_type type;
@@ -27,16 +39,50 @@ struct token_list {
 };
 
 /* Tokens of a source; their texts lie in the arena. */
-int jinja_lex(struct token_list *out, struct arena *a, struct span source, const char *what, struct err *e) MUST_CHECK;
+int jinja_lex(struct token_list *out, struct arena *a, struct span source, const char *what,
+              struct err *e) MUST_CHECK;
 
 /* ------------------------------------------------------------------------------------------------ tree */
 
 enum node_kind {
     /* expressions */
-    N_CONST_STR, N_CONST_INT, N_CONST_FLOAT, N_CONST_BOOL, N_CONST_NONE, N_NAME, N_LIST, N_TUPLE, N_DICT, N_ATTR, N_ITEM, N_SLICE,
-    N_CALL, N_FILTER, N_TEST, N_NOT, N_NEG, N_POS, N_AND, N_OR, N_BINARY, N_COMPARE, N_COND, N_CONCAT,
+    N_CONST_STR,
+    N_CONST_INT,
+    N_CONST_FLOAT,
+    N_CONST_BOOL,
+    N_CONST_NONE,
+    N_NAME,
+    N_LIST,
+    N_TUPLE,
+    N_DICT,
+    N_ATTR,
+    N_ITEM,
+    N_SLICE,
+    N_CALL,
+    N_FILTER,
+    N_TEST,
+    N_NOT,
+    N_NEG,
+    N_POS,
+    N_AND,
+    N_OR,
+    N_BINARY,
+    N_COMPARE,
+    N_COND,
+    N_CONCAT,
     /* statements */
-    N_DATA, N_PRINT, N_IF, N_FOR, N_SET, N_SET_BLOCK, N_MACRO, N_CALL_BLOCK, N_FILTER_BLOCK, N_SCOPE, N_BREAK, N_CONTINUE
+    N_DATA,
+    N_PRINT,
+    N_IF,
+    N_FOR,
+    N_SET,
+    N_SET_BLOCK,
+    N_MACRO,
+    N_CALL_BLOCK,
+    N_FILTER_BLOCK,
+    N_SCOPE,
+    N_BREAK,
+    N_CONTINUE
 };
 
 /* One node. What each kind keeps where:
@@ -51,9 +97,9 @@ struct node {
     int64_t i;
     double f;
     struct node *a, *b, *c, *d;
-    struct node *list, *kw;     /* first of siblings */
-    struct node *body, *other;  /* first of statements */
-    struct node *next;          /* sibling */
+    struct node *list, *kw;    /* first of siblings */
+    struct node *body, *other; /* first of statements */
+    struct node *next;         /* sibling */
 };
 
 struct jinja {
@@ -66,7 +112,21 @@ int jinja_build(struct jinja *t, const struct token_list *tokens, struct err *e)
 
 /* ------------------------------------------------------------------------------------------------ values */
 
-enum value_kind { V_UNDEFINED, V_NONE, V_BOOL, V_INT, V_FLOAT, V_STR, V_LIST, V_TUPLE, V_DICT, V_NAMESPACE, V_MACRO, V_FUNC, V_LOOP };
+enum value_kind {
+    V_UNDEFINED,
+    V_NONE,
+    V_BOOL,
+    V_INT,
+    V_FLOAT,
+    V_STR,
+    V_LIST,
+    V_TUPLE,
+    V_DICT,
+    V_NAMESPACE,
+    V_MACRO,
+    V_FUNC,
+    V_LOOP
+};
 
 /* A string with its marks: one byte a byte, or NULL: none marked. */
 struct str {
@@ -82,9 +142,9 @@ struct value {
         bool b;
         int64_t i;
         double f;
-        struct str s;       /* STR; UNDEFINED: the name that was not there */
-        struct list *list;  /* LIST, TUPLE */
-        struct dict *dict;  /* DICT, NAMESPACE */
+        struct str s;      /* STR; UNDEFINED: the name that was not there */
+        struct list *list; /* LIST, TUPLE */
+        struct dict *dict; /* DICT, NAMESPACE */
         struct macro *macro;
         struct loop *loop;
         struct func *func;
@@ -127,9 +187,11 @@ struct loop {
     bool has_changed;
 };
 
-/* Text under construction. */
+/* Text under construction, in the arena: an error on the way leaves nothing to free. */
 struct out {
-    struct buf text, marks;
+    char *text;
+    uint8_t *marks; /* [cap], meant as far as len */
+    size_t len, cap;
 };
 
 struct eval {
@@ -137,7 +199,7 @@ struct eval {
     struct arena arena;
     int rc; /* 0, or the code of the first error */
     struct err *e;
-    int line;         /* of the node that is evaluated */
+    int line; /* of the node that is evaluated */
     long steps;
     int depth;
     int64_t now;
@@ -158,7 +220,8 @@ struct args {
 
 /* jinja_value.c */
 struct value fail(struct eval *ev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-void *ev_alloc(struct eval *ev, size_t n); /* never NULL: past the limit it fails, and gives a scratch of at least n <= 256 bytes */
+void *ev_alloc(struct eval *ev,
+               size_t n); /* never NULL: past the limit it fails, and gives a scratch of at least n <= 256 bytes */
 struct value v_undefined(struct span name);
 struct value v_none(void);
 struct value v_bool(bool b);
@@ -179,14 +242,14 @@ struct str str_concat(struct eval *ev, struct str a, struct str b);
 /* a + b of strings; if one is markup, the other is escaped and the result is markup. */
 struct value value_concat(struct eval *ev, struct value a, struct value b);
 bool str_eq(struct str a, struct str b);
-size_t str_chars(struct str s);                    /* code points */
-size_t str_at(struct str s, size_t index);         /* byte offset of code point `index` */
+size_t str_chars(struct str s);            /* code points */
+size_t str_at(struct str s, size_t index); /* byte offset of code point `index` */
 bool truthy(struct value v);
 bool values_equal(struct value a, struct value b);
 /* -1, 0, 1; fails for kinds that have no order. */
 int values_compare(struct eval *ev, struct value a, struct value b);
-const char *kind_name(enum value_kind k); /* as Python calls it */
-struct str to_str(struct eval *ev, struct value v);   /* Python's str() */
+const char *kind_name(enum value_kind k);           /* as Python calls it */
+struct str to_str(struct eval *ev, struct value v); /* Python's str() */
 /* The members: of lists, tuples, strings (characters), dicts (keys); nothing for undefined; fails otherwise. */
 struct list *to_items(struct eval *ev, struct value v);
 struct value from_json(struct eval *ev, const json_t *j, bool marked, int depth);
@@ -197,7 +260,7 @@ struct json_style {
 };
 void write_json(struct eval *ev, struct out *o, struct value v, const struct json_style *style, int depth);
 void out_str(struct eval *ev, struct out *o, struct str s);
-struct str out_take(struct eval *ev, struct out *o); /* its text as a string of the arena; frees the buffers */
+struct str out_take(const struct out *o); /* its text as a string */
 
 /* jinja_eval.c */
 struct value evaluate(struct eval *ev, const struct node *n);

@@ -27,7 +27,10 @@ void *ev_alloc(struct eval *ev, size_t n)
     return n <= sizeof ev->scratch ? ev->scratch : NULL; /* the render has failed: written, never read for a result */
 }
 
-struct value v_undefined(struct span name) { return (struct value){.kind = V_UNDEFINED, .s = {name.ptr, NULL, name.len}}; }
+struct value v_undefined(struct span name)
+{
+    return (struct value){.kind = V_UNDEFINED, .s = {name.ptr, NULL, name.len}};
+}
 struct value v_none(void) { return (struct value){.kind = V_NONE}; }
 struct value v_bool(bool b) { return (struct value){.kind = V_BOOL, .b = b}; }
 struct value v_int(int64_t i) { return (struct value){.kind = V_INT, .i = i}; }
@@ -100,13 +103,19 @@ bool dict_get(const struct dict *d, struct value key, struct value *out)
     return false;
 }
 
-bool dict_get_str(const struct dict *d, const char *key, struct value *out) { return dict_get(d, v_str(str_lit(key)), out); }
+bool dict_get_str(const struct dict *d, const char *key, struct value *out)
+{
+    return dict_get(d, v_str(str_lit(key)), out);
+}
 
 /* ------------------------------------------------------------------------------------------------ strings */
 
 struct str str_lit(const char *s) { return (struct str){s, NULL, strlen(s)}; }
 
-struct str str_sub(struct str s, size_t from, size_t to) { return (struct str){s.p + from, s.marks ? s.marks + from : NULL, to - from}; }
+struct str str_sub(struct str s, size_t from, size_t to)
+{
+    return (struct str){s.p + from, s.marks ? s.marks + from : NULL, to - from};
+}
 
 struct str str_concat(struct eval *ev, struct str a, struct str b)
 {
@@ -137,7 +146,7 @@ struct str str_escape(struct eval *ev, struct str s)
             if (s.p[i] == map[k].c) piece = (struct str){map[k].to, marks, strlen(map[k].to)};
         out_str(ev, &o, piece);
     }
-    return out_take(ev, &o);
+    return out_take(&o);
 }
 
 struct value value_concat(struct eval *ev, struct value a, struct value b)
@@ -170,22 +179,28 @@ size_t str_at(struct str s, size_t index)
 
 const char *kind_name(enum value_kind k)
 {
-    static const char *const names[] = {"Undefined", "NoneType", "bool", "int", "float", "str", "list", "tuple", "dict", "Namespace",
-                                        "Macro", "function", "LoopContext"};
+    static const char *const names[] = {"Undefined", "NoneType", "bool",       "int",  "float",
+                                        "str",       "list",     "tuple",      "dict", "Namespace",
+                                        "Macro",     "function", "LoopContext"};
     return names[k];
 }
 
 bool truthy(struct value v)
 {
     switch (v.kind) {
-    case V_UNDEFINED: case V_NONE: return false;
+    case V_UNDEFINED:
+    case V_NONE: return false;
     case V_BOOL: return v.b;
     case V_INT: return v.i != 0;
     case V_FLOAT: return v.f != 0;
     case V_STR: return v.s.len > 0;
-    case V_LIST: case V_TUPLE: return v.list->len > 0;
+    case V_LIST:
+    case V_TUPLE: return v.list->len > 0;
     case V_DICT: return v.dict->len > 0;
-    case V_NAMESPACE: case V_MACRO: case V_FUNC: case V_LOOP: break;
+    case V_NAMESPACE:
+    case V_MACRO:
+    case V_FUNC:
+    case V_LOOP: break;
     }
     return true;
 }
@@ -200,9 +215,11 @@ bool values_equal(struct value a, struct value b)
         return a.kind == V_FLOAT || b.kind == V_FLOAT ? number_of(a) == number_of(b) : int_of(a) == int_of(b);
     if (a.kind != b.kind) return false;
     switch (a.kind) {
-    case V_UNDEFINED: case V_NONE: return true;
+    case V_UNDEFINED:
+    case V_NONE: return true;
     case V_STR: return str_eq(a.s, b.s);
-    case V_LIST: case V_TUPLE:
+    case V_LIST:
+    case V_TUPLE:
         if (a.list->len != b.list->len) return false;
         for (size_t i = 0; i < a.list->len; i++)
             if (!values_equal(a.list->item[i], b.list->item[i])) return false;
@@ -232,7 +249,8 @@ int values_compare(struct eval *ev, struct value a, struct value b)
     }
     if ((a.kind == V_LIST || a.kind == V_TUPLE) && a.kind == b.kind) {
         for (size_t i = 0; i < a.list->len && i < b.list->len; i++)
-            if (!values_equal(a.list->item[i], b.list->item[i])) return values_compare(ev, a.list->item[i], b.list->item[i]);
+            if (!values_equal(a.list->item[i], b.list->item[i]))
+                return values_compare(ev, a.list->item[i], b.list->item[i]);
         return a.list->len < b.list->len ? -1 : a.list->len > b.list->len;
     }
     fail(ev, ERR_INPUT, "'%s' and '%s' have no order", kind_name(a.kind), kind_name(b.kind));
@@ -243,7 +261,8 @@ struct list *to_items(struct eval *ev, struct value v)
 {
     struct value l;
     switch (v.kind) {
-    case V_LIST: case V_TUPLE: return v.list;
+    case V_LIST:
+    case V_TUPLE: return v.list;
     case V_UNDEFINED: return v_list(ev, V_LIST).list;
     case V_STR:
         l = v_list(ev, V_LIST);
@@ -258,9 +277,7 @@ struct list *to_items(struct eval *ev, struct value v)
         l = v_list(ev, V_LIST);
         for (size_t i = 0; i < v.dict->len; i++) list_push(ev, l.list, v.dict->key[i]);
         return l.list;
-    default:
-        fail(ev, ERR_INPUT, "'%s' object is not iterable", kind_name(v.kind));
-        return v_list(ev, V_LIST).list;
+    default: fail(ev, ERR_INPUT, "'%s' object is not iterable", kind_name(v.kind)); return v_list(ev, V_LIST).list;
     }
 }
 
@@ -268,38 +285,34 @@ struct list *to_items(struct eval *ev, struct value v)
 
 void out_str(struct eval *ev, struct out *o, struct str s)
 {
-    static const uint8_t none[64];
     if (ev->rc || s.len == 0) return;
-    if (o->text.len + s.len > jinja_max_output) {
+    if (o->len + s.len > jinja_max_output) {
         fail(ev, ERR_INPUT, "the rendered text is longer than %zu MB", jinja_max_output >> 20);
         return;
     }
-    int rc = buf_append(&o->text, s.p, s.len);
-    if (rc == OK && s.marks) rc = buf_append(&o->marks, s.marks, s.len);
-    for (size_t n = s.len; rc == OK && !s.marks && n > 0;) {
-        size_t part = n < sizeof none ? n : sizeof none;
-        rc = buf_append(&o->marks, none, part);
-        n -= part;
+    if (o->len + s.len > o->cap) {
+        size_t cap = 2 * o->cap > o->len + s.len ? 2 * o->cap : o->len + s.len + 32;
+        char *text = ev_alloc(ev, cap);
+        uint8_t *marks = ev_alloc(ev, cap);
+        if (ev->rc || !text || !marks) return;
+        if (o->len) {
+            memcpy(text, o->text, o->len);
+            memcpy(marks, o->marks, o->len);
+        }
+        *o = (struct out){text, marks, o->len, cap};
     }
-    if (rc < 0) fail(ev, ERR_NOMEM, "out of memory");
+    memcpy(o->text + o->len, s.p, s.len);
+    if (s.marks) memcpy(o->marks + o->len, s.marks, s.len);
+    else memset(o->marks + o->len, 0, s.len);
+    o->len += s.len;
 }
 
 static void out_text(struct eval *ev, struct out *o, const char *s) { out_str(ev, o, str_lit(s)); }
 
-struct str out_take(struct eval *ev, struct out *o)
+struct str out_take(const struct out *o)
 {
-    struct str s = {"", NULL, 0};
-    char *p = ev_alloc(ev, o->text.len + 1);
-    bool any = o->marks.len && memchr(o->marks.data, 1, o->marks.len);
-    uint8_t *marks = any ? ev_alloc(ev, o->marks.len) : NULL;
-    if (!ev->rc && o->text.len) {
-        memcpy(p, o->text.data, o->text.len);
-        if (marks) memcpy(marks, o->marks.data, o->marks.len);
-        s = (struct str){p, marks, o->text.len};
-    }
-    buf_free(&o->text);
-    buf_free(&o->marks);
-    return s;
+    bool any = o->len && memchr(o->marks, 1, o->len);
+    return (struct str){o->len ? o->text : "", any ? o->marks : NULL, o->len};
 }
 
 /* The shortest digits that read back as f, in Python's layout. */
@@ -357,16 +370,25 @@ static void print_value(struct eval *ev, struct out *o, struct value v, bool rep
         return;
     }
     switch (v.kind) {
-    case V_UNDEFINED: if (repr) out_text(ev, o, "Undefined"); return;
+    case V_UNDEFINED:
+        if (repr) out_text(ev, o, "Undefined");
+        return;
     case V_NONE: out_text(ev, o, "None"); return;
     case V_BOOL: out_text(ev, o, v.b ? "True" : "False"); return;
-    case V_INT: snprintf(text, sizeof text, "%lld", (long long)v.i); out_text(ev, o, text); return;
-    case V_FLOAT: float_text(v.f, text); out_text(ev, o, text); return;
+    case V_INT:
+        snprintf(text, sizeof text, "%lld", (long long)v.i);
+        out_text(ev, o, text);
+        return;
+    case V_FLOAT:
+        float_text(v.f, text);
+        out_text(ev, o, text);
+        return;
     case V_STR:
         if (repr) repr_str(ev, o, v.s);
         else out_str(ev, o, v.s);
         return;
-    case V_LIST: case V_TUPLE:
+    case V_LIST:
+    case V_TUPLE:
         if (v.list->lazy) {
             fail(ev, ERR_UNSUPPORTED, "printing a generator is not supported: put it through the filter list");
             return;
@@ -388,8 +410,10 @@ static void print_value(struct eval *ev, struct out *o, struct value v, bool rep
         }
         out_text(ev, o, "}");
         return;
-    case V_NAMESPACE: case V_MACRO: case V_FUNC: case V_LOOP:
-        fail(ev, ERR_UNSUPPORTED, "printing a %s is not supported", kind_name(v.kind));
+    case V_NAMESPACE:
+    case V_MACRO:
+    case V_FUNC:
+    case V_LOOP: fail(ev, ERR_UNSUPPORTED, "printing a %s is not supported", kind_name(v.kind));
     }
 }
 
@@ -398,7 +422,7 @@ struct str to_str(struct eval *ev, struct value v)
     struct out o = {0};
     if (v.kind == V_STR) return v.s;
     print_value(ev, &o, v, false, 0);
-    return out_take(ev, &o);
+    return out_take(&o);
 }
 
 /* ------------------------------------------------------------------------------------------------ JSON */
@@ -430,7 +454,8 @@ struct value from_json(struct eval *ev, const json_t *j, bool marked, int depth)
         return v;
     case JSON_OBJECT:
         v = v_dict(ev);
-        for (void *at = json_object_iter((json_t *)(uintptr_t)j); at && !ev->rc; at = json_object_iter_next((json_t *)(uintptr_t)j, at)) {
+        for (void *at = json_object_iter((json_t *)(uintptr_t)j); at && !ev->rc;
+             at = json_object_iter_next((json_t *)(uintptr_t)j, at)) {
             item = marked_text(ev, json_object_iter_key(at), json_object_iter_key_len(at), marked);
             dict_set(ev, v.dict, item, from_json(ev, json_object_iter_value(at), marked, depth + 1));
         }
@@ -448,8 +473,14 @@ static void json_str(struct eval *ev, struct out *o, struct str s, const struct 
         unsigned char c = (unsigned char)s.p[i];
         int len = utf8_step(s.p + i, s.len - i);
         size_t step = len > 0 ? (size_t)len : 1;
-        const char *simple = c == '"' ? "\\\"" : c == '\\' ? "\\\\" : c == '\n' ? "\\n" : c == '\r' ? "\\r" : c == '\t' ? "\\t"
-                             : c == '\b' ? "\\b" : c == '\f' ? "\\f" : NULL;
+        const char *simple = c == '"'    ? "\\\""
+                             : c == '\\' ? "\\\\"
+                             : c == '\n' ? "\\n"
+                             : c == '\r' ? "\\r"
+                             : c == '\t' ? "\\t"
+                             : c == '\b' ? "\\b"
+                             : c == '\f' ? "\\f"
+                                         : NULL;
         if (simple) {
             snprintf(text, sizeof text, "%s", simple);
         } else if (c < 0x20) {
@@ -457,7 +488,9 @@ static void json_str(struct eval *ev, struct out *o, struct str s, const struct 
         } else if (style->ascii && (step > 1 || c == 0x7F) && c != 0x7F) {
             uint32_t cp = utf8_code(s.p + i, (int)step);
             if (cp < 0x10000) snprintf(text, sizeof text, "\\u%04x", cp);
-            else snprintf(text, sizeof text, "\\u%04x\\u%04x", 0xD800 + ((cp - 0x10000) >> 10), 0xDC00 + ((cp - 0x10000) & 0x3FF));
+            else
+                snprintf(text, sizeof text, "\\u%04x\\u%04x", 0xD800 + ((cp - 0x10000) >> 10),
+                         0xDC00 + ((cp - 0x10000) & 0x3FF));
         } else {
             out_str(ev, o, str_sub(s, i, i + step));
             i += step;
@@ -483,8 +516,11 @@ static struct str json_key(struct eval *ev, struct value k)
     case V_STR: return k.s;
     case V_NONE: return str_lit("null");
     case V_BOOL: return str_lit(k.b ? "true" : "false");
-    case V_INT: case V_FLOAT: return to_str(ev, k);
-    default: fail(ev, ERR_INPUT, "keys must be str, int, float, bool or None, not %s", kind_name(k.kind)); return str_lit("");
+    case V_INT:
+    case V_FLOAT: return to_str(ev, k);
+    default:
+        fail(ev, ERR_INPUT, "keys must be str, int, float, bool or None, not %s", kind_name(k.kind));
+        return str_lit("");
     }
 }
 
@@ -511,13 +547,17 @@ void write_json(struct eval *ev, struct out *o, struct value v, const struct jso
     switch (v.kind) {
     case V_NONE: out_text(ev, o, "null"); return;
     case V_BOOL: out_text(ev, o, v.b ? "true" : "false"); return;
-    case V_INT: snprintf(text, sizeof text, "%lld", (long long)v.i); out_text(ev, o, text); return;
+    case V_INT:
+        snprintf(text, sizeof text, "%lld", (long long)v.i);
+        out_text(ev, o, text);
+        return;
     case V_FLOAT:
         float_text(v.f, text);
         out_text(ev, o, isnan(v.f) ? "NaN" : isinf(v.f) ? (v.f < 0 ? "-Infinity" : "Infinity") : text);
         return;
     case V_STR: json_str(ev, o, v.s, style); return;
-    case V_LIST: case V_TUPLE:
+    case V_LIST:
+    case V_TUPLE:
         if (v.list->lazy) {
             fail(ev, ERR_INPUT, "Object of type generator is not JSON serializable");
             return;
@@ -545,7 +585,10 @@ void write_json(struct eval *ev, struct out *o, struct value v, const struct jso
         out_text(ev, o, "}");
         return;
     }
-    case V_UNDEFINED: case V_NAMESPACE: case V_MACRO: case V_FUNC: case V_LOOP:
-        fail(ev, ERR_INPUT, "Object of type %s is not JSON serializable", kind_name(v.kind));
+    case V_UNDEFINED:
+    case V_NAMESPACE:
+    case V_MACRO:
+    case V_FUNC:
+    case V_LOOP: fail(ev, ERR_INPUT, "Object of type %s is not JSON serializable", kind_name(v.kind));
     }
 }
