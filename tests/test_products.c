@@ -333,6 +333,16 @@ static bool level_here(struct cpu_level *l, const char *name)
     return cpu_level_choose(l, name, &e) == OK;
 }
 
+/* Where the weights of all tests are packed; emptied after each. */
+static struct cpu_heap heap;
+
+static size_t packed_bytes(const struct bweight *w)
+{
+    const struct cpu_part *p = &w->part[0];
+    return (size_t)p->panels * p->panel_bytes +
+           size_round_up((size_t)(p->panels * p->scale_runs) * PANEL * sizeof(float), 64);
+}
+
 static void one_shape(struct cpu_pool *pool, enum dtype type, int64_t rows, int64_t cols, int64_t scale_rows,
                       int64_t scale_cols)
 {
@@ -340,8 +350,8 @@ static void one_shape(struct cpu_pool *pool, enum dtype type, int64_t rows, int6
     for (int kind = 0; kind < WEIGHTS_COUNT; kind++) {
         struct matrix x = matrix_new(type, rows, cols, (enum weights)kind, scale_rows, scale_cols);
         struct bweight *w;
-        if (cpu_pack(pool, &w, &x.m, 1, NULL, &e) < 0) fail_msg("%s", e.msg);
-        assert_int_equal(w->block_bytes, cpu_pack_bytes(&x.m, 1));
+        if (cpu_pack(pool, &heap, &w, &x.m, 1, NULL, &e) < 0) fail_msg("%s", e.msg);
+        assert_int_equal(packed_bytes(w), cpu_pack_bytes(&x.m, 1));
         float *row = guarded((size_t)cols), *truth = must_alloc((size_t)cols * sizeof *truth);
         for (int64_t r = 0; r < rows; r++) {
             cpu_part_row(&w->part[0], r, row);
@@ -357,6 +367,7 @@ static void one_shape(struct cpu_pool *pool, enum dtype type, int64_t rows, int6
             if (level_here(&l, level_names[i])) check_product(&l, what, &x, &w->part[0]);
         }
         cpu_pack_free(w);
+        cpu_heap_free(&heap);
         matrix_free(&x);
     }
 }
@@ -426,13 +437,14 @@ static void slices_keep_their_scales(void **state)
         struct dmat tall = dmat_rows(&both[i]->m, 70, 290), m = dmat_cols(&tall, 192, both[i]->m.cols);
         struct bweight *w;
         float row[600], truth[600];
-        if (cpu_pack(pool, &w, &m, 1, NULL, &e) < 0) fail_msg("%s", e.msg);
+        if (cpu_pack(pool, &heap, &w, &m, 1, NULL, &e) < 0) fail_msg("%s", e.msg);
         for (int64_t r = 0; r < m.rows; r++) {
             cpu_part_row(&w->part[0], r, row);
             dmat_row(&m, r, truth);
             assert_memory_equal(row, truth, (size_t)m.cols * sizeof *row);
         }
         cpu_pack_free(w);
+        cpu_heap_free(&heap);
     }
     matrix_free(&f8);
     matrix_free(&fp4);
@@ -453,7 +465,7 @@ static void parts_and_bias(void **state)
     struct err e;
     (void)state;
     for (int i = 0; i < 58; i++) bias[i] = (float)i;
-    if (cpu_pack(pool, &w, parts, 3, bias, &e) < 0) fail_msg("%s", e.msg);
+    if (cpu_pack(pool, &heap, &w, parts, 3, bias, &e) < 0) fail_msg("%s", e.msg);
     assert_int_equal(w->rows, 58);
     assert_int_equal(w->cols, 96);
     assert_int_equal(w->n_parts, 3);
@@ -484,6 +496,7 @@ static void parts_and_bias(void **state)
     guarded_free(y);
     acts_free(&a);
     cpu_pack_free(w);
+    cpu_heap_free(&heap);
     for (int i = 0; i < 3; i++) matrix_free(&x[i]);
     cpu_pool_close(&pool);
 }
@@ -507,7 +520,7 @@ static void unpackable_scales_are_refused(void **state)
         struct err e;
         x.m.scale_cols = cases[i].scale_cols;
         assert_true(cpu_pack_bytes(&x.m, 1) > 0);
-        assert_int_equal(cpu_pack(pool, &w, &x.m, 1, NULL, &e), ERR_UNSUPPORTED);
+        assert_int_equal(cpu_pack(pool, &heap, &w, &x.m, 1, NULL, &e), ERR_UNSUPPORTED);
         assert_null(w);
         assert_string_equal(e.msg, cases[i].message);
         matrix_free(&x);
@@ -566,11 +579,12 @@ static void bad_activations_show(void **state)
             assert_true(isnan(a.d[2 * 256 / TILE + 1])); /* and nothing was made whole that cannot be */
             for (int k = 0; k < TILE; k++) assert_int_equal(a.q[2 * 256 + TILE + k], 0);
         }
-        if (cpu_pack(pool, &w, &x.m, 1, NULL, &e) < 0) fail_msg("%s", e.msg);
+        if (cpu_pack(pool, &heap, &w, &x.m, 1, NULL, &e) < 0) fail_msg("%s", e.msg);
         l.product(&w->part[0], 0, 2, &a, 0, 5, &(struct cpu_out){.out = y, .stride = 20});
         for (int m = 0; m < 5; m++)
             for (int r = 0; r < 20; r++) assert_true(isfinite(y[m * 20 + r]) == (m != 2));
         cpu_pack_free(w);
+        cpu_heap_free(&heap);
         acts_free(&a);
         matrix_free(&x);
     }
@@ -667,9 +681,12 @@ static int time_all(const char *only)
             double packed = INFINITY;
             for (int i = 0; i < 4; i++) {
                 double start = clock_now();
-                if (cpu_pack(t.pool, &w, &x.m, 1, NULL, &e) < 0) return fprintf(stderr, "%s\n", e.msg), 1;
+                if (cpu_pack(t.pool, &heap, &w, &x.m, 1, NULL, &e) < 0) return fprintf(stderr, "%s\n", e.msg), 1;
                 packed = fmin(packed, clock_now() - start);
-                if (i < 3) cpu_pack_free(w);
+                if (i < 3) {
+                    cpu_pack_free(w);
+                    cpu_heap_free(&heap);
+                }
             }
             printf("%-6s packed at %5.2f GB/s;", dtype_infos[type].name, (double)dmat_bytes(&x.m) / packed / 1e9);
             t.p = &w->part[0];
@@ -680,7 +697,7 @@ static int time_all(const char *only)
                 struct cpu_acts one = acts_new(&l, 1, COLS, NORMAL), many = acts_new(&l, 64, COLS, NORMAL);
                 t.l = &l;
                 t.a = &one;
-                double bytes = (double)w->block_bytes / best_of(8, &t, multiply_some);
+                double bytes = (double)packed_bytes(w) / best_of(8, &t, multiply_some);
                 t.a = &many;
                 double ops = 2.0 * 64 * (double)rows * COLS / best_of(2, &t, multiply_some);
                 printf(" %s: 1 row %5.1f GB/s (%3.0f %%), 64 rows %6.1f GOP/s", level_names[i], bytes / 1e9,
@@ -691,6 +708,7 @@ static int time_all(const char *only)
             printf("\n");
             mem_free_aligned(t.y);
             cpu_pack_free(w);
+            cpu_heap_free(&heap);
             matrix_free(&x);
         }
         cpu_pool_close(&t.pool);

@@ -90,7 +90,7 @@ struct moe_args {
 /* Every slot is set by every backend. */
 struct backend_ops {
     void (*close)(struct backend *be);
-    /* dev memory, zeroed. free takes what alloc gave, or NULL. */
+    /* dev memory, its content undefined. free takes what alloc gave, or NULL. */
     int (*alloc)(struct backend *be, void *out_ptr, size_t bytes, struct err *e);
     void (*free)(struct backend *be, void *dev);
     void (*upload)(struct backend *be, void *dev, const void *host, size_t bytes);
@@ -103,6 +103,7 @@ struct backend_ops {
      * are read once and may go afterwards. */
     int (*weight_new)(struct backend *be, struct bweight **out, const struct dmat *parts, int n_parts, const float *bias,
                       struct err *e);
+    /* Ends the use of a weight; its memory may stay with the backend until that closes. */
     void (*weight_free)(struct backend *be, struct bweight *w);
     /* Bytes that weight_new would take on the device. */
     size_t (*weight_bytes)(const struct backend *be, const struct dmat *parts, int n_parts);

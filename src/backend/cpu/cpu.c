@@ -13,12 +13,8 @@ static struct cpu *cpu_of(struct backend *be) { return (struct cpu *)be; }
 
 static int cpu_alloc(struct backend *be, void *out_ptr, size_t bytes, struct err *e)
 {
-    void *p;
     (void)be;
-    TRY(mem_new_aligned(&p, bytes, e));
-    memset(p, 0, bytes);
-    memcpy(out_ptr, &p, sizeof p);
-    return OK;
+    return mem_new_aligned(out_ptr, bytes, e);
 }
 
 static void cpu_free(struct backend *be, void *dev)
@@ -66,7 +62,8 @@ bool cpu_grow(struct cpu *c, void *buf_ptr, size_t *cap, size_t bytes)
 static int cpu_weight_new(struct backend *be, struct bweight **out, const struct dmat *parts, int n_parts, const float *bias,
                           struct err *e)
 {
-    return cpu_pack(cpu_of(be)->pool, out, parts, n_parts, bias, e);
+    struct cpu *c = cpu_of(be);
+    return cpu_pack(c->pool, &c->heap, out, parts, n_parts, bias, e);
 }
 
 static void cpu_weight_free(struct backend *be, struct bweight *w)
@@ -291,6 +288,7 @@ static void cpu_close(struct backend *be)
 {
     struct cpu *c = cpu_of(be);
     cpu_pool_close(&c->pool);
+    cpu_heap_free(&c->heap);
     cpu_moe_free(c);
     acts_free(&c->acts);
     acts_free(&c->acts2);

@@ -21,8 +21,10 @@ int cpu_kv_new(struct backend *be, struct bkv **out, int n_layers, int n_pages, 
 {
     size_t half = cpu_kv_page_bytes(be, n_layers, Hk, Dh) / 2, bytes;
     struct bkv *kv;
-    if (!size_mul(half, (size_t)n_pages, &bytes)) return err_set(e, ERR_NOMEM, "%d KV pages of %zu bytes are too many", n_pages, 2 * half);
-    if (Dh > MAX_DH || Dh % 2) return err_set(e, ERR_UNSUPPORTED, "head width %d: even widths up to %d are supported", Dh, MAX_DH);
+    if (!size_mul(half, (size_t)n_pages, &bytes))
+        return err_set(e, ERR_NOMEM, "%d KV pages of %zu bytes are too many", n_pages, 2 * half);
+    if (Dh > MAX_DH || Dh % 2)
+        return err_set(e, ERR_UNSUPPORTED, "head width %d: even widths up to %d are supported", Dh, MAX_DH);
     TRY(mem_new(&kv, sizeof *kv, e));
     *kv = (struct bkv){.n_layers = n_layers, .n_pages = n_pages, .Hk = Hk, .Dh = Dh};
     int rc = mem_new_aligned(&kv->k, bytes + 32, e); /* the last value may be read 16 at a time */

@@ -19,7 +19,8 @@ static bool have_avx2(void)
 static bool have_avx512(void)
 {
     return have_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni");
 }
 #elif defined(__aarch64__)
 static bool have_neon(void)
@@ -53,7 +54,8 @@ int cpu_level_choose(struct cpu_level *l, const char *limit, struct err *e)
         if (limit && !strcmp(limit, levels[i].name)) limited = i;
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", levels[i].name);
     }
-    if (limit && limited < 0) return err_set(e, ERR_INPUT, "cpu level %s is not available here: choose one of %s", limit, known);
+    if (limit && limited < 0)
+        return err_set(e, ERR_INPUT, "cpu level %s is not available here: choose one of %s", limit, known);
     levels[limit ? limited : best].fill(l);
     return OK;
 }

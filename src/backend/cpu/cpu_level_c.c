@@ -13,19 +13,59 @@ typedef struct {
     for (int i = 0; i < 16; i++) r.f[i] = (expr);                                                                    \
     return r
 
-static inline v16 v16_set(float x) { v16 r; EACH(x); }
+static inline v16 v16_set(float x)
+{
+    v16 r;
+    EACH(x);
+}
 static inline v16 v16_zero(void) { return v16_set(0); }
-static inline v16 v16_load(const float *p) { v16 r; EACH(p[i]); }
+static inline v16 v16_load(const float *p)
+{
+    v16 r;
+    EACH(p[i]);
+}
 static inline void v16_store(float *p, v16 x) { memcpy(p, x.f, sizeof x.f); }
-static inline v16 v16_mul(v16 x, v16 y) { v16 r; EACH(x.f[i] * y.f[i]); }
-static inline v16 v16_add(v16 x, v16 y) { v16 r; EACH(x.f[i] + y.f[i]); }
-static inline v16 v16_div(v16 x, v16 y) { v16 r; EACH(x.f[i] / y.f[i]); }
-static inline v16 v16_fma(v16 x, v16 y, v16 z) { v16 r; EACH(x.f[i] * y.f[i] + z.f[i]); }
+static inline v16 v16_mul(v16 x, v16 y)
+{
+    v16 r;
+    EACH(x.f[i] * y.f[i]);
+}
+static inline v16 v16_add(v16 x, v16 y)
+{
+    v16 r;
+    EACH(x.f[i] + y.f[i]);
+}
+static inline v16 v16_div(v16 x, v16 y)
+{
+    v16 r;
+    EACH(x.f[i] / y.f[i]);
+}
+static inline v16 v16_fma(v16 x, v16 y, v16 z)
+{
+    v16 r;
+    EACH(x.f[i] * y.f[i] + z.f[i]);
+}
 /* NaN in x stays NaN. */
-static inline v16 v16_min(v16 y, v16 x) { v16 r; EACH(y.f[i] < x.f[i] ? y.f[i] : x.f[i]); }
-static inline v16 v16_max(v16 y, v16 x) { v16 r; EACH(y.f[i] > x.f[i] ? y.f[i] : x.f[i]); }
-static inline v16 v16_round(v16 x) { v16 r; EACH(rintf(x.f[i])); }
-static inline v16 v16_pow2(v16 x) { v16 r; EACH(ldexpf(1, (int)x.f[i])); }
+static inline v16 v16_min(v16 y, v16 x)
+{
+    v16 r;
+    EACH(y.f[i] < x.f[i] ? y.f[i] : x.f[i]);
+}
+static inline v16 v16_max(v16 y, v16 x)
+{
+    v16 r;
+    EACH(y.f[i] > x.f[i] ? y.f[i] : x.f[i]);
+}
+static inline v16 v16_round(v16 x)
+{
+    v16 r;
+    EACH(rintf(x.f[i]));
+}
+static inline v16 v16_pow2(v16 x)
+{
+    v16 r;
+    EACH(ldexpf(1, (int)x.f[i]));
+}
 static inline v16 v16_f16(const uint8_t *p)
 {
     uint16_t h[16];

@@ -11,7 +11,7 @@ enum { SOFTMAX_TOPK, SOFTMAX_TOPK_NORM, TOPK_SOFTMAX };
 
 /* slot: one choice of one token, sorted by expert. */
 struct cpu_moe_scratch {
-    float *logits, *weight, *h, *y; /* [T, E] [T, k] [slots, F] [slots, D] */
+    float *logits, *weight, *h, *y;    /* [T, E] [T, k] [slots, F] [slots, D] */
     int32_t *chosen, *slot_of, *token; /* [T, k] expert, [T, k] slot or -1, [slots] token */
     struct cpu_group *groups;          /* [E] */
     int32_t *count;                    /* [E + 1] */
@@ -24,8 +24,8 @@ void cpu_moe_free(struct cpu *c)
 {
     struct cpu_moe_scratch *s = c->moe;
     if (!s) return;
-    void *all[] = {s->logits, s->weight, s->h, s->y, s->chosen, s->slot_of, s->token, s->groups, s->count, s->rows.x, s->rows.q,
-                   s->rows.d, s->rows.s};
+    void *all[] = {s->logits, s->weight, s->h,      s->y,      s->chosen, s->slot_of, s->token,
+                   s->groups, s->count,  s->rows.x, s->rows.q, s->rows.d, s->rows.s};
     for (size_t i = 0; i < COUNT_OF(all); i++) mem_free_aligned(all[i]);
     free(s);
     c->moe = NULL;
@@ -47,14 +47,17 @@ static void route(const float *z, int E, int k, int kind, int32_t *chosen, float
     float max = z[chosen[0]];
     for (int x = 0; x < E && kind == SOFTMAX_TOPK; x++) mass += (double)expf(z[x] - max);
     for (int i = 0; i < k; i++) kept += (double)expf(z[chosen[i]] - max);
-    for (int i = 0; i < k; i++) weight[i] = (float)((double)expf(z[chosen[i]] - max) / (kind == SOFTMAX_TOPK ? mass : kept));
+    for (int i = 0; i < k; i++)
+        weight[i] = (float)((double)expf(z[chosen[i]] - max) / (kind == SOFTMAX_TOPK ? mass : kept));
 }
 
 static bool grow_all(struct cpu *c, struct cpu_moe_scratch *s, const struct moe_args *a, size_t F, size_t D)
 {
     size_t T = (size_t)a->T, E = (size_t)a->E, slots = T * (size_t)a->k;
-    return cpu_grow(c, &s->logits, &s->cap[0], T * E * sizeof(float)) && cpu_grow(c, &s->weight, &s->cap[1], slots * sizeof(float)) &&
-           cpu_grow(c, &s->h, &s->cap[2], slots * F * sizeof(float)) && cpu_grow(c, &s->y, &s->cap[3], slots * D * sizeof(float)) &&
+    return cpu_grow(c, &s->logits, &s->cap[0], T * E * sizeof(float)) &&
+           cpu_grow(c, &s->weight, &s->cap[1], slots * sizeof(float)) &&
+           cpu_grow(c, &s->h, &s->cap[2], slots * F * sizeof(float)) &&
+           cpu_grow(c, &s->y, &s->cap[3], slots * D * sizeof(float)) &&
            cpu_grow(c, &s->chosen, &s->cap[4], slots * sizeof(int32_t)) &&
            cpu_grow(c, &s->slot_of, &s->cap[5], slots * sizeof(int32_t)) &&
            cpu_grow(c, &s->token, &s->cap[6], slots * sizeof(int32_t)) &&
@@ -125,7 +128,9 @@ void cpu_moe(struct backend *be, const struct moe_args *a)
     if (!grow_all(c, s, a, F, (size_t)D)) return;
 
     bool quant = any_up && cpu_wants_quant(c, any_up);
-    if (!cpu_prepare(c, &c->acts, c->acts_cap, a->x, a->T, D, a->norm, a->eps, quant || cpu_wants_quant(c, a->router))) return;
+    if (!cpu_prepare(c, &c->acts, c->acts_cap, a->x, a->T, D, a->norm, a->eps,
+                     quant || cpu_wants_quant(c, a->router)))
+        return;
     cpu_grouped_linear(c, &(struct cpu_group){a->router, 0, a->T}, 1, &c->acts, s->logits, NULL);
     for (int t = 0; t < a->T; t++)
         route(s->logits + (size_t)t * (size_t)a->E, a->E, a->k, a->kind, s->chosen + (size_t)t * (size_t)a->k,
@@ -165,7 +170,9 @@ void cpu_moe(struct backend *be, const struct moe_args *a)
             while (a->gate_up[x] != s->groups[g].w) x++;
             s->groups[g].w = a->down[x];
         }
-        if (!cpu_prepare(c, &c->acts2, c->acts2_cap, s->h, n_slots, (int64_t)F, NULL, 0, cpu_wants_quant(c, any_down))) return;
+        if (!cpu_prepare(c, &c->acts2, c->acts2_cap, s->h, n_slots, (int64_t)F, NULL, 0,
+                         cpu_wants_quant(c, any_down)))
+            return;
         cpu_grouped_linear(c, s->groups, n_groups, &c->acts2, s->y, NULL);
     }
     struct combine_job job = {c, a, D};

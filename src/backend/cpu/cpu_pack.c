@@ -363,42 +363,37 @@ static void pack_part(struct cpu_pool *pool, const struct dmat *m, const struct 
     if (!job.drop) drop_rows(m, 0, m->rows);
 }
 
-int cpu_pack(struct cpu_pool *pool, struct bweight **out, const struct dmat *parts, int n_parts, const float *bias,
-             struct err *e)
+int cpu_pack(struct cpu_pool *pool, struct cpu_heap *heap, struct bweight **out, const struct dmat *parts,
+             int n_parts, const float *bias, struct err *e)
 {
     struct shape s = shape_of(parts, n_parts, bias != NULL);
     struct bweight *w;
+    uint8_t *block;
     for (int i = 0; i < n_parts; i++) TRY(check_part(&parts[i], e));
     TRY(mem_new(&w, sizeof *w, e));
-    int rc = mem_new_aligned(&w->block, s.bytes, e);
+    int rc = cpu_heap_take(heap, &block, s.bytes, e);
     if (rc < 0) {
         free(w);
         return rc;
     }
-    w->block_bytes = s.bytes;
     w->n_parts = n_parts;
     w->rows = s.rows;
     w->cols = parts[0].cols;
     for (int i = 0; i < n_parts; i++) {
         w->part[i] = s.part[i];
-        w->part[i].data = w->block + s.data_at[i];
-        if (s.part[i].scale_runs) w->part[i].scale = (float *)(void *)(w->block + s.scale_at[i]);
+        w->part[i].data = block + s.data_at[i];
+        if (s.part[i].scale_runs) w->part[i].scale = (float *)(void *)(block + s.scale_at[i]);
         pack_part(pool, &parts[i], &w->part[i]);
     }
     if (bias) {
-        w->bias = (float *)(void *)(w->block + s.bias_at);
+        w->bias = (float *)(void *)(block + s.bias_at);
         memcpy(w->bias, bias, (size_t)s.rows * sizeof *bias);
     }
     *out = w;
     return OK;
 }
 
-void cpu_pack_free(struct bweight *w)
-{
-    if (!w) return;
-    mem_free_aligned(w->block);
-    free(w);
-}
+void cpu_pack_free(struct bweight *w) { free(w); }
 
 /* ------------------------------------------------------------------------------------------------ and back */
 

@@ -39,7 +39,10 @@ static void relax(void)
 #endif
 }
 
-static void futex_wait(atomic_uint *at, unsigned seen) { syscall(SYS_futex, at, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0); }
+static void futex_wait(atomic_uint *at, unsigned seen)
+{
+    syscall(SYS_futex, at, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+}
 static void futex_wake(atomic_uint *at) { syscall(SYS_futex, at, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
 
 /* More threads than cores: whoever spins takes the time of one that works. */
@@ -108,7 +111,8 @@ int cpu_pool_threads(const struct cpu_pool *p) { return p->n_threads; }
 int cpu_pool_open(struct cpu_pool **out, int threads, struct err *e)
 {
     struct cpu_pool *p;
-    if (threads < 0 || threads > MAX_THREADS) return err_set(e, ERR_INPUT, "threads %d is out of range 1 to %d", threads, MAX_THREADS);
+    if (threads < 0 || threads > MAX_THREADS)
+        return err_set(e, ERR_INPUT, "threads %d is out of range 1 to %d", threads, MAX_THREADS);
     int n = threads ? threads : machine_cores();
     TRY(mem_new_aligned(&p, sizeof *p + (size_t)n * sizeof p->worker[0], e));
     *p = (struct cpu_pool){.n_threads = n, .cores = machine_cores()};

@@ -40,6 +40,16 @@ void cpu_pool_run_alone(struct cpu_pool *p, cpu_job *job, void *arg);
 /* Takes the next item of a shared counter, for work in tiles: -1 when all n are taken. Reset by each run. */
 int64_t cpu_pool_take(struct cpu_pool *p, int64_t n);
 
+/* ------------------------------------------------------------------------------------------------ weight memory (cpu_heap.c) */
+
+/* Memory of packed weights, handed out in order from large slabs: many small matrices share huge pages, which are few to
+ * fault in and few to look up while a pass streams over them. Given back all at once. All-zero is a valid empty heap. */
+struct cpu_heap {
+    struct cpu_slab *slab;
+};
+int cpu_heap_take(struct cpu_heap *h, uint8_t **out, size_t bytes, struct err *e) MUST_CHECK; /* aligned to 64 */
+void cpu_heap_free(struct cpu_heap *h);
+
 /* ------------------------------------------------------------------------------------------------ packed weights (cpu_pack.c) */
 
 struct cpu_part {
@@ -58,15 +68,13 @@ struct bweight {
     int64_t rows, cols; /* rows of all parts together */
     struct cpu_part part[CPU_MAX_PARTS];
     float *bias; /* [rows] or NULL */
-    uint8_t *block;
-    size_t block_bytes; /* one aligned allocation behind all of it */
 };
 
 size_t cpu_pack_bytes(const struct dmat *parts, int n_parts);
 /* Packs with the pool's threads. Source pages are dropped from the resident set as they are used (fmap_drop). */
-int cpu_pack(struct cpu_pool *pool, struct bweight **out, const struct dmat *parts, int n_parts, const float *bias,
-             struct err *e) MUST_CHECK;
-void cpu_pack_free(struct bweight *w);
+int cpu_pack(struct cpu_pool *pool, struct cpu_heap *heap, struct bweight **out, const struct dmat *parts, int n_parts,
+             const float *bias, struct err *e) MUST_CHECK;
+void cpu_pack_free(struct bweight *w); /* its bytes stay in the heap */
 /* A tile, decoded exactly as dmat_row does; zeros where the matrix has ended. */
 void cpu_tile(const struct cpu_part *p, int64_t panel, int64_t tile, float w[TILE][PANEL]);
 /* out[0..cols) = row r of the part, exactly (embedding lookups, tests). */
@@ -150,6 +158,7 @@ int cpu_level_choose(struct cpu_level *l, const char *limit, struct err *e) MUST
 struct cpu {
     struct backend base;
     struct cpu_pool *pool;
+    struct cpu_heap heap;
     struct cpu_level level;
     struct err err; /* the first failure; err.code == 0: none */
 
