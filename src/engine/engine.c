@@ -6,7 +6,7 @@
 
 #include "engine_priv.h"
 
-enum { DEFAULT_CTX = 8192, DEFAULT_SEQS = 8, DEFAULT_CHUNK = 512, MIN_HEAD_ROWS = 16, MAX_SEQS = 4096 };
+enum { DEFAULT_CTX = 8192, DEFAULT_SEQS = 8, DEFAULT_CHUNK = 256, MIN_HEAD_ROWS = 16, MAX_SEQS = 4096 };
 
 /* ------------------------------------------------------------------------------------------------ plan of memory */
 

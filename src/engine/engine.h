@@ -18,7 +18,7 @@ struct engine_opts {
     struct backend_opts backend;
     int ctx;         /* positions a request may use, prompt and answer together; 0: the model's own, at most 8192 */
     int max_seqs;    /* requests that run at once; 0: 8 */
-    int chunk;       /* rows of one step at most; 0: 512 */
+    int chunk;       /* rows of one step at most; 0: 256 */
     size_t kv_tokens; /* tokens that the KV pages hold in all; 0: ctx */
     bool quiet;      /* no progress line while loading */
 };

@@ -189,6 +189,7 @@ int weights_load(struct weights *w, struct backend *be, const struct model *m, c
     int rc = walk_all(&k);
     if (!quiet) progress_end(&k.progress);
     TRY(rc);
+    model_drop_pages(m);
     return load_floats(be, c->rope_inv_freq, (size_t)c->d_head / 2, &w->inv_freq, e);
 }
 

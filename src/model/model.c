@@ -244,6 +244,11 @@ void model_close(struct model **m)
 
 /* ------------------------------------------------------------------------------------------------ questions */
 
+void model_drop_pages(const struct model *m)
+{
+    for (size_t i = 0; i < m->n_maps; i++) fmap_drop(&m->maps[i], m->maps[i].data, m->maps[i].len);
+}
+
 const struct model_config *model_config(const struct model *m) { return &m->config; }
 const char *model_path(const struct model *m) { return m->path; }
 const char *model_name(const struct model *m) { return m->name; }

@@ -78,6 +78,9 @@ struct model;
 int model_open(struct model **out, const char *path, struct err *e) MUST_CHECK;
 void model_close(struct model **m);
 
+/* Takes the files' pages out of the resident set: the weights are packed, and what is asked for later is read again. */
+void model_drop_pages(const struct model *m);
+
 const struct model_config *model_config(const struct model *m);
 const char *model_path(const struct model *m);
 const char *model_name(const struct model *m);         /* general.name, or the directory's last part */
