@@ -87,6 +87,28 @@ struct moe_args {
     const struct bweight *const *gate_up, *const *down;
 };
 
+/* Arithmetic units of a device, as far as their rates differ. Which one a weight type uses is the backend's choice. */
+enum { BACKEND_UNITS = 4 };
+
+/* What was asked of memory and of the units since the device was opened, counted from shapes: a weight's bytes (as they
+ * lie on the device) once for each product that reads it, of experts only those that had tokens; the keys and values of
+ * a sequence once for each step that attends to them; 2 operations a multiply-add. */
+struct backend_stats {
+    uint64_t weight_bytes, kv_bytes;
+    uint64_t ops[BACKEND_UNITS];
+};
+
+/* What the device does at best, measured when asked: reading memory far larger than its caches, and each unit's
+ * multiply-adds on registers. */
+struct backend_limits {
+    double read_gb_s;
+    int n_units;
+    struct {
+        char name[16]; /* "int8", "fp32" */
+        double gop_s;
+    } unit[BACKEND_UNITS];
+};
+
 /* Every slot is set by every backend. */
 struct backend_ops {
     void (*close)(struct backend *be);
@@ -123,6 +145,10 @@ struct backend_ops {
     void (*moe)(struct backend *be, const struct moe_args *a);
     /* out[n, D] = x[rows[i]] (rows: host array, copied by the call) */
     void (*gather)(struct backend *be, float *out, const float *x, int D, const int32_t *rows, int n);
+
+    struct backend_stats (*stats)(const struct backend *be);
+    /* Takes about a second. */
+    int (*limits)(struct backend *be, struct backend_limits *out, struct err *e);
 };
 
 struct backend {

@@ -21,6 +21,7 @@ int cmd_info(int argc, char **argv, struct err *e) MUST_CHECK;
 int cmd_logits(int argc, char **argv, struct err *e) MUST_CHECK;
 int cmd_tokenize(int argc, char **argv, struct err *e) MUST_CHECK;
 int cmd_perplexity(int argc, char **argv, struct err *e) MUST_CHECK;
+int cmd_bench(int argc, char **argv, struct err *e) MUST_CHECK;
 
 /* ------------------------------------------------------------------------------------------------ flags.c */
 
@@ -48,7 +49,7 @@ struct flag {
 };
 struct usage {
     const char *verb, *summary;
-    const char *operands; /* "MODEL FILE": all must be given */
+    const char *operands; /* "MODEL FILE": all must be given; "[MODEL]" may be left out, and is NULL then */
     const struct flag *flags;
     int n_flags;
     const char *notes, *examples; /* indented lines, each ending in a newline; notes may be NULL */

@@ -130,6 +130,8 @@ static int parse_operands(const struct usage *u, int argc, char **argv, const ch
     int n = 0;
     for (; *name; n++) {
         size_t len = strcspn(name, " ");
+        operands[n] = NULL;
+        if (optind + n >= argc && *name == '[') break;
         if (optind + n >= argc)
             return err_set(e, ERR_INPUT, "%.*s is missing: hearth %s %s [flags]; see hearth %s --help", (int)len,
                            name, u->verb, u->operands, u->verb);

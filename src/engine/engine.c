@@ -397,9 +397,14 @@ struct engine_stats engine_stats(const struct engine *en)
     s.pages = en->n_pages;
     s.pages_used = kv_pages_held(en->pages);
     s.pages_cached = kv_pages_cached(en->pages);
+    s.device = en->be->ops->stats(en->be);
     return s;
 }
 
 const struct model_config *engine_config(const struct engine *en) { return &en->config; }
 const char *engine_device(const struct engine *en) { return en->be->name; }
 int engine_ctx(const struct engine *en) { return en->opts.ctx; }
+int engine_limits(struct engine *en, struct backend_limits *out, struct err *e)
+{
+    return en->be->ops->limits(en->be, out, e);
+}

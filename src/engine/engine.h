@@ -105,10 +105,26 @@ struct engine_stats {
     uint64_t steps, prompt_tokens, prefix_tokens, new_tokens, preemptions;
     int running, waiting, pages, pages_used, pages_cached;
     double prefill_seconds, decode_seconds; /* of steps with, and without, prompt rows */
+    struct backend_stats device;            /* what the steps asked of memory and arithmetic */
 };
 struct engine_stats engine_stats(const struct engine *en);
 const struct model_config *engine_config(const struct engine *en);
 const char *engine_device(const struct engine *en);
 int engine_ctx(const struct engine *en);
+/* What the device does at best, measured now, while nothing else runs on it. */
+int engine_limits(struct engine *en, struct backend_limits *out, struct err *e) MUST_CHECK;
+
+/* One product or attention, timed alone. */
+struct kernel_time {
+    const char *device;   /* "cpu avx2, 2 threads" */
+    const char *kernel;   /* "linear q8_0", "attend" */
+    int rows, context;    /* rows of the step; keys each row sees, 0 for products */
+    double seconds;       /* median */
+    struct backend_stats work; /* of one run */
+};
+typedef void engine_kernel_fn(void *user, const struct kernel_time *t, const struct backend_limits *limits);
+/* Times every weight format at 1, 8, 64 and 512 rows and attention at a long context, on each CPU level of this machine
+ * or on the one that o names. seen is called after each. */
+int engine_time_kernels(const struct backend_opts *o, engine_kernel_fn *seen, void *user, struct err *e) MUST_CHECK;
 
 #endif

@@ -76,6 +76,10 @@ struct model;
 /* path: a .gguf file (any part of a split one) or a checkpoint directory. Every tensor that the family needs is found
  * and its shape and type checked before this returns; no weight is read. */
 int model_open(struct model **out, const char *path, struct err *e) MUST_CHECK;
+/* A model of a real shape with random weights and no file, for measuring. spec: SHAPE:FORMAT[:layers=N], such as
+ * "llama-3.1-8b:q8_0" or "gpt-oss-20b:mxfp4:layers=4"; what is not known is refused with the list of what is. The
+ * formats are those of dtype_infos. */
+int model_synthetic(struct model **out, const char *spec, struct err *e) MUST_CHECK;
 void model_close(struct model **m);
 
 /* Takes the files' pages out of the resident set: the weights are packed, and what is asked for later is read again. */

@@ -164,6 +164,22 @@ struct product_job {
     int64_t panels, per, chunks; /* panels of a weight; of a task; tasks a weight */
 };
 
+static size_t part_bytes(const struct cpu_part *p)
+{
+    return (size_t)p->panels * p->panel_bytes + (size_t)(p->panels * p->scale_runs) * PANEL * sizeof *p->scale;
+}
+
+static void count_products(struct cpu *c, const struct cpu_group *groups, int n)
+{
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < groups[i].w->n_parts; k++) {
+            const struct cpu_part *p = &groups[i].w->part[k];
+            int unit = c->level.quantised(p->type) ? UNIT_INT8 : UNIT_FP32;
+            c->stats.weight_bytes += part_bytes(p);
+            c->stats.ops[unit] += 2 * (uint64_t)(p->rows * p->cols) * (uint64_t)(groups[i].last - groups[i].first);
+        }
+}
+
 /* Panels a task: several tasks a thread, so that threads finish together, and pieces large enough to stream. */
 static void cut_tasks(struct product_job *j)
 {
@@ -201,6 +217,7 @@ void cpu_grouped_linear(struct cpu *c, const struct cpu_group *groups, int n, co
 {
     struct product_job j = {.c = c, .groups = groups, .n_groups = n, .a = a, .out = out, .residual = residual};
     for (int k = 0; k < groups[0].w->n_parts; k++) j.panels += groups[0].w->part[k].panels;
+    count_products(c, groups, n);
     cut_tasks(&j);
     cpu_pool_run(c->pool, linear_tasks, &j);
 }
@@ -240,6 +257,7 @@ void cpu_grouped_gate(struct cpu *c, const struct cpu_group *groups, int n, cons
 {
     struct product_job j = {.c = c, .groups = groups, .n_groups = n, .a = a, .out = out, .limit = limit};
     j.panels = groups[0].w->part[0].panels;
+    count_products(c, groups, n);
     cut_tasks(&j);
     size_t threads = (size_t)cpu_pool_threads(c->pool);
     if (!cpu_grow(c, &c->tmp, &c->tmp_cap, threads * GATE_ROWS * (size_t)j.per * PANEL * sizeof(float))) return;
@@ -274,6 +292,8 @@ static void cpu_gather(struct backend *be, float *out, const float *x, int D, co
     for (int i = 0; i < n; i++) memcpy(out + (size_t)i * (size_t)D, x + (size_t)rows[i] * (size_t)D, (size_t)D * sizeof *out);
 }
 
+static struct backend_stats cpu_stats(const struct backend *be) { return ((const struct cpu *)be)->stats; }
+
 /* ------------------------------------------------------------------------------------------------ open, close */
 
 static void acts_free(struct cpu_acts *a)
@@ -303,6 +323,7 @@ static const struct backend_ops cpu_ops = {
     .kv_new = cpu_kv_new, .kv_free = cpu_kv_free, .kv_page_bytes = cpu_kv_page_bytes,
     .begin = cpu_begin, .embed = cpu_embed, .linear = cpu_linear, .gate = cpu_gate, .rope_kv = cpu_rope_kv,
     .attend = cpu_attend, .moe = cpu_moe, .gather = cpu_gather,
+    .stats = cpu_stats, .limits = cpu_limits,
 };
 
 int backend_open_cpu(struct backend **out, const struct backend_opts *o, struct err *e)

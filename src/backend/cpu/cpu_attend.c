@@ -177,11 +177,23 @@ static void attend_some(void *arg, int thread, int n_threads)
     }
 }
 
+static void count_attention(struct cpu *c, const struct attend_args *a)
+{
+    for (int t = 0; t < c->T; t++) {
+        uint64_t keys = (uint64_t)c->row_pos[t] + 1, width = (uint64_t)a->Dh;
+        if (a->window > 0 && keys > (uint64_t)a->window) keys = (uint64_t)a->window;
+        c->stats.ops[UNIT_FP32] += 4 * keys * width * (uint64_t)a->H;
+        bool last = t + 1 == c->T || c->row_seq[t + 1] != c->row_seq[t];
+        if (last) c->stats.kv_bytes += 2 * sizeof(uint16_t) * keys * width * (uint64_t)a->Hk;
+    }
+}
+
 void cpu_attend(struct backend *be, const struct attend_args *a)
 {
     struct cpu *c = (struct cpu *)be;
     if (c->err.code) return;
     struct attend_job job = {c, a};
+    count_attention(c, a);
     /* One short context is done before another thread would have woken. */
     if (c->T == 1 && c->row_pos[0] < 64) cpu_pool_run_alone(c->pool, attend_some, &job);
     else cpu_pool_run(c->pool, attend_some, &job);

@@ -78,6 +78,7 @@ static inline void v16_to_f16(uint16_t *p, v16 x)
     for (int i = 0; i < 16; i++) p[i] = f32_to_f16(x.f[i]);
 }
 
+enum { PEAK_CHAINS = 2 };
 #include "cpu_vec_impl.h"
 
 enum { ROW_BLOCK = 16 };
@@ -125,6 +126,17 @@ static bool quantised(enum dtype type)
 
 static void quantise(const struct cpu_acts *a, int m) { (void)a, (void)m; }
 
+static uint64_t read_bytes(const uint8_t *p, size_t bytes)
+{
+    uint64_t sum[8] = {0}, w[8];
+    for (size_t at = 0; at < bytes; at += sizeof w) {
+        memcpy(w, p + at, sizeof w);
+        for (int i = 0; i < 8; i++) sum[i] |= w[i];
+    }
+    for (int i = 1; i < 8; i++) sum[0] |= sum[i];
+    return sum[0];
+}
+
 void cpu_level_c(struct cpu_level *l)
 {
     l->name = "c";
@@ -132,4 +144,5 @@ void cpu_level_c(struct cpu_level *l)
     l->quantised = quantised;
     l->quantise = quantise;
     l->product = product;
+    l->read = read_bytes;
 }

@@ -344,8 +344,43 @@ static void quantise(const struct cpu_acts *a, int m)
     }
 }
 
+/* ------------------------------------------------------------------------------------------------ limits */
+
+static float peak_int8(int n)
+{
+    b64 sum[PEAK_CHAINS], u, x;
+    uint8_t bytes[64];
+    memset(bytes, 1, sizeof bytes);
+    u = x = b64_load(bytes);
+    for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = b64_and(u, 0);
+    for (int k = 0; k < n; k++)
+        for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = b64_mac(sum[i], u, x);
+    for (int i = 1; i < PEAK_CHAINS; i++) sum[0] = b64_or(sum[0], sum[i]);
+    memcpy(bytes, &sum[0], sizeof bytes);
+    return (float)bytes[0];
+}
+
+static uint64_t read_bytes(const uint8_t *p, size_t bytes)
+{
+    uint8_t any[64];
+    b64 sum[4];
+    uint64_t word;
+    for (int i = 0; i < 4; i++) sum[i] = b64_load(p);
+    for (size_t at = 0; at < bytes; at += 256) {
+        fetch_ahead(p + at, 256);
+        for (int i = 0; i < 4; i++) sum[i] = b64_or(sum[i], b64_load(p + at + 64 * (size_t)i));
+    }
+    for (int i = 1; i < 4; i++) sum[0] = b64_or(sum[0], sum[i]);
+    memcpy(any, &sum[0], sizeof any);
+    memcpy(&word, any, sizeof word);
+    return word;
+}
+
 static void linear_fill(struct cpu_level *l)
 {
+    l->peak_int8 = peak_int8;
+    l->int8_ops = 2 * 64 * PEAK_CHAINS;
+    l->read = read_bytes;
     l->quantised = quantised;
     l->quantise = quantise;
     l->product = product;

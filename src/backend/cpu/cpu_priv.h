@@ -143,6 +143,13 @@ struct cpu_level {
     /* acc[h][Dh] = acc[h] * keep[h] + sum over j in [from, to), ascending, of p[h][j] * v_j; values are f16 [KV_PAGE][Dh] */
     void (*mix)(float *acc, int n_heads, const float *keep, float (*p)[KV_PAGE], const uint16_t *v, int from, int to, int Dh);
     void (*to_f16)(uint16_t *dst, const float *src, int64_t n);
+    /* Sums `bytes` bytes (a multiple of 4096, aligned to 64) as words, as fast as they come. */
+    uint64_t (*read)(const uint8_t *p, size_t bytes);
+    /* `n` rounds of PEAK_OPS multiply-adds on registers, in int8 as dot products take them, and in float. The result
+     * only keeps them from being dropped. */
+    float (*peak_int8)(int n);
+    float (*peak_fp32)(int n);
+    int int8_ops, fp32_ops; /* operations of a round, 2 a multiply-add; int8_ops 0: no such unit */
 };
 
 /* The levels; those of other architectures are not built. */
@@ -161,6 +168,7 @@ struct cpu {
     struct cpu_heap heap;
     struct cpu_level level;
     struct err err; /* the first failure; err.code == 0: none */
+    struct backend_stats stats;
 
     /* The step's batch, copied: of each row its id, its sequence and its position. */
     int T, n_seqs, max_pages;
@@ -196,6 +204,10 @@ void cpu_grouped_linear(struct cpu *c, const struct cpu_group *groups, int n, co
                         const float *residual);
 /* out[m, F] = act(gate, up) for every group. */
 void cpu_grouped_gate(struct cpu *c, const struct cpu_group *groups, int n, const struct cpu_acts *a, float *out, float limit);
+
+enum { UNIT_FP32, UNIT_INT8 }; /* of backend_stats */
+/* cpu_limits.c */
+int cpu_limits(struct backend *be, struct backend_limits *out, struct err *e);
 
 /* cpu_attend.c, cpu_moe.c */
 struct bkv {

@@ -11,7 +11,7 @@
 #include "cpu_priv.h"
 
 #define BYTE_OFFSET 0
-enum { DOT_ROWS = 4, FMA_ROWS = 4 };
+enum { DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 6 };
 
 typedef struct {
     __m256 a, b;
@@ -127,6 +127,13 @@ FORCE_INLINE __m256i dot4(int bits, __m256i u, __m256i x)
 
 /* A value the compiler may not see through: it would turn the sums below into trees, and run out of registers. */
 static inline void keep(__m256i *v) { __asm__("" : "+x"(*v)); }
+
+static inline b64 b64_mac(b64 sum, b64 u, b64 x)
+{
+    __asm__ volatile("" : "+x"(u.a), "+x"(u.b)); /* products of constants would leave the loop */
+    return (b64){_mm256_add_epi16(sum.a, _mm256_maddubs_epi16(u.a, x.a)),
+                 _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(u.b, x.b))};
+}
 
 FORCE_INLINE void dot(int R, int bits, const b64 *u, const int8_t *q, size_t stride, int steps, v16 *out)
 {

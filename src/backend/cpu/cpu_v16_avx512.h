@@ -11,7 +11,7 @@
 #include "cpu_priv.h"
 
 #define BYTE_OFFSET 128
-enum { DOT_ROWS = 8, FMA_ROWS = 8 };
+enum { DOT_ROWS = 8, FMA_ROWS = 8, PEAK_CHAINS = 16 };
 
 typedef __m512 v16;
 typedef __m512i b64;
@@ -75,6 +75,8 @@ static inline b64 b64_fp4(b64 v)
     const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), v);
 }
+
+static inline b64 b64_mac(b64 sum, b64 u, b64 x) { return _mm512_dpbusd_epi32(sum, u, x); }
 
 FORCE_INLINE void dot(int R, int bits, const b64 *u, const int8_t *q, size_t stride, int steps, v16 *out)
 {

@@ -10,7 +10,7 @@
 #include "cpu_priv.h"
 
 #define BYTE_OFFSET 0
-enum { DOT_ROWS = 4, FMA_ROWS = 4 };
+enum { DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 4 };
 
 typedef struct {
     float32x4_t v[4];
@@ -159,6 +159,14 @@ static inline b64 b64_fp4(b64 x)
     uint8x16_t table = vld1q_u8(codes);
     for (int i = 0; i < 4; i++) x.val[i] = vqtbl1q_u8(table, x.val[i]);
     return x;
+}
+
+static inline b64 b64_mac(b64 sum, b64 u, b64 x)
+{
+    for (int i = 0; i < 4; i++)
+        sum.val[i] = vreinterpretq_u8_s32(vdotq_s32(vreinterpretq_s32_u8(sum.val[i]), vreinterpretq_s8_u8(u.val[i]),
+                                                    vreinterpretq_s8_u8(x.val[i])));
+    return sum;
 }
 
 /* u is below 64, or a signed byte: both are right as int8. Lane s of the 16 bytes x is step s. */

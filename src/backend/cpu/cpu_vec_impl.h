@@ -162,6 +162,18 @@ static void vec_to_f16(uint16_t *dst, const float *src, int64_t n)
     for (; i < n; i++) dst[i] = f32_to_f16(src[i]);
 }
 
+/* What cpu_limits.c measures. The chains are long enough to hide the latency of a multiply-add, and few enough for the
+ * registers. */
+static float vec_peak_fp32(int n)
+{
+    v16 sum[PEAK_CHAINS], x = v16_set(0.5f), all = v16_zero();
+    for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = v16_set((float)i);
+    for (int k = 0; k < n; k++)
+        for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = v16_fma(sum[i], x, x);
+    for (int i = 0; i < PEAK_CHAINS; i++) all = v16_add(all, sum[i]);
+    return lanes_sum(all);
+}
+
 static void vec_fill(struct cpu_level *l)
 {
     l->rms_norm = vec_rms_norm;
@@ -171,4 +183,6 @@ static void vec_fill(struct cpu_level *l)
     l->softmax = vec_softmax;
     l->mix = vec_mix;
     l->to_f16 = vec_to_f16;
+    l->peak_fp32 = vec_peak_fp32;
+    l->fp32_ops = 2 * 16 * PEAK_CHAINS;
 }

@@ -1,0 +1,169 @@
+/* kernels.c: each kernel alone, through the same contract that forward.c uses, on weights larger than the caches. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+
+/* The shape of an 8B model: gate and up stacked, and its attention. */
+enum { LAYER_ROWS = 2 * 14336, WIDTH = 4096, HEADS = 32, KV_HEADS = 8, HEAD = 128, CONTEXT = 4096, MAX_ROWS = 512 };
+enum { MIN_RUNS = 3, MAX_RUNS = 15 };
+static const double ENOUGH_SECONDS = 0.5;
+static const int row_counts[] = {1, 8, 64, MAX_ROWS};
+
+struct bench {
+    struct backend *be;
+    struct backend_limits limits;
+    float *x, *out; /* dev */
+    engine_kernel_fn *seen;
+    void *user;
+};
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+struct call {
+    const struct linear_args *linear;
+    const struct attend_args *attend;
+};
+
+static void run(struct backend *be, const struct call *k)
+{
+    if (k->linear) be->ops->linear(be, k->linear);
+    else be->ops->attend(be, k->attend);
+}
+
+/* The median of some runs, after one that is not counted. */
+static int time_call(struct bench *b, const struct call *k, struct kernel_time *t, struct err *e)
+{
+    const struct backend_ops *op = b->be->ops;
+    double seconds[MAX_RUNS], all = 0;
+    int n = 0;
+    struct backend_stats before = op->stats(b->be), after;
+    run(b->be, k);
+    TRY(op->sync(b->be, e));
+    after = op->stats(b->be);
+    while (n < MAX_RUNS && (n < MIN_RUNS || all < ENOUGH_SECONDS)) {
+        double start = clock_now();
+        run(b->be, k);
+        TRY(op->sync(b->be, e));
+        seconds[n] = clock_now() - start;
+        all += seconds[n++];
+    }
+    qsort(seconds, (size_t)n, sizeof *seconds, by_size);
+    t->seconds = seconds[n / 2];
+    t->device = b->be->name;
+    t->work.weight_bytes = after.weight_bytes - before.weight_bytes;
+    t->work.kv_bytes = after.kv_bytes - before.kv_bytes;
+    for (int i = 0; i < BACKEND_UNITS; i++) t->work.ops[i] = after.ops[i] - before.ops[i];
+    b->seen(b->user, t, &b->limits);
+    return OK;
+}
+
+/* One sequence of `rows` rows, or `rows` sequences of one row, that end at position `last`. All share their pages. */
+static void begin(struct backend *be, int rows, bool prompt, int last)
+{
+    static const int32_t ids[MAX_ROWS];
+    static int32_t begin_at[MAX_ROWS + 1], pos0[MAX_ROWS], pages[MAX_ROWS * (CONTEXT / KV_PAGE)];
+    const int per = CONTEXT / KV_PAGE;
+    int n = prompt ? 1 : rows;
+    for (int s = 0; s < n; s++) {
+        begin_at[s + 1] = prompt ? rows : s + 1;
+        pos0[s] = prompt ? last - rows + 1 : last;
+        for (int i = 0; i < per; i++) pages[s * per + i] = i;
+    }
+    be->ops->begin(be, &(struct batch){.T = rows, .n_seqs = n, .ids = ids, .seq_begin = begin_at, .pos0 = pos0,
+                                       .pages = pages, .max_pages = per});
+}
+
+static int time_format(struct bench *b, enum dtype type, struct err *e)
+{
+    char spec[64], name[48];
+    struct model *m = NULL;
+    struct bweight *w = NULL;
+    snprintf(spec, sizeof spec, "llama-3.1-8b:%s:layers=1", dtype_infos[type].name);
+    snprintf(name, sizeof name, "linear %s", dtype_infos[type].name);
+    TRY(model_synthetic(&m, spec, e));
+    const struct dmat parts[] = {model_mat(m, ROLE_GATE, 0, 0), model_mat(m, ROLE_UP, 0, 0)};
+    int rc = b->be->ops->weight_new(b->be, &w, parts, COUNT_OF(parts), NULL, e);
+    for (size_t i = 0; i < COUNT_OF(row_counts) && rc == OK; i++) {
+        struct kernel_time t = {.kernel = name, .rows = row_counts[i]};
+        struct linear_args a = {.out = b->out, .x = b->x, .T = t.rows, .w = w};
+        begin(b->be, t.rows, false, 0);
+        rc = time_call(b, &(struct call){.linear = &a}, &t, e);
+    }
+    b->be->ops->weight_free(b->be, w);
+    model_close(&m);
+    return rc;
+}
+
+static int time_attention(struct bench *b, struct err *e)
+{
+    static const struct {
+        int rows;
+        bool prompt;
+    } cases[] = {{1, false}, {8, false}, {MAX_ROWS, true}};
+    struct bkv *kv;
+    int rc = OK;
+    TRY(b->be->ops->kv_new(b->be, &kv, 1, CONTEXT / KV_PAGE, KV_HEADS, HEAD, e));
+    struct rope_kv_args fill = {.qkv = b->x, .inv_freq = b->x, .mscale = 1, .H = HEADS, .Hk = KV_HEADS, .Dh = HEAD, .kv = kv};
+    for (int last = MAX_ROWS - 1; last < CONTEXT; last += MAX_ROWS) {
+        begin(b->be, MAX_ROWS, true, last);
+        b->be->ops->rope_kv(b->be, &fill);
+    }
+    for (size_t i = 0; i < COUNT_OF(cases) && rc == OK; i++) {
+        struct kernel_time t = {.kernel = cases[i].prompt ? "attend prompt" : "attend decode", .rows = cases[i].rows,
+                                .context = CONTEXT};
+        struct attend_args a = {.out = b->out, .qkv = b->x, .scale = 0.0883883f, .H = HEADS, .Hk = KV_HEADS, .Dh = HEAD,
+                                .kv = kv};
+        begin(b->be, t.rows, cases[i].prompt, CONTEXT - 1);
+        rc = time_call(b, &(struct call){.attend = &a}, &t, e);
+    }
+    b->be->ops->kv_free(b->be, kv);
+    return rc;
+}
+
+static int time_backend(struct bench *b, struct err *e)
+{
+    const struct backend_ops *op = b->be->ops;
+    size_t wide = (HEADS + 2 * KV_HEADS) * HEAD, n = MAX_ROWS * wide;
+    float *host;
+    TRY(op->limits(b->be, &b->limits, e));
+    TRY(op->alloc(b->be, &b->x, n * sizeof *b->x, e));
+    TRY(op->alloc(b->be, &b->out, (size_t)MAX_ROWS * LAYER_ROWS * sizeof *b->out, e));
+    TRY(mem_new(&host, n * sizeof *host, e));
+    for (size_t i = 0; i < n; i++) host[i] = (float)((i * 2654435761u >> 8) & 1023) / 512 - 1;
+    op->upload(b->be, b->x, host, n * sizeof *host);
+    int rc = op->sync(b->be, e);
+    free(host);
+    TRY(rc);
+    for (enum dtype t = DT_F32; t < DT_MXFP4_GGUF; t++) TRY(time_format(b, t, e));
+    return time_attention(b, e);
+}
+
+int engine_time_kernels(const struct backend_opts *o, engine_kernel_fn *seen, void *user, struct err *e)
+{
+    static const char *const levels[] = {"avx2", "avx512", "neon"};
+    int n = o->cpu_level ? 1 : (int)COUNT_OF(levels), timed = 0;
+    for (int i = 0; i < n; i++) {
+        struct bench b = {.seen = seen, .user = user};
+        struct backend_opts level = *o;
+        if (!o->cpu_level) level.cpu_level = levels[i];
+        int rc = backend_open(&b.be, &level, e);
+        if (rc < 0 && !o->cpu_level) continue; /* a level that this machine lacks */
+        TRY(rc);
+        rc = time_backend(&b, e);
+        b.be->ops->free(b.be, b.x);
+        b.be->ops->free(b.be, b.out);
+        backend_close(&b.be);
+        TRY(rc);
+        timed++;
+    }
+    if (timed) return OK;
+    struct backend_opts plain = *o;
+    plain.cpu_level = "c";
+    return engine_time_kernels(&plain, seen, user, e);
+}
