@@ -183,6 +183,17 @@ static void row_minimum(const struct matrix *x, int64_t r, float *low)
 
 enum inputs { NORMAL, EXTREME, EXTREME_PAIRS, SPARSE, INPUTS_COUNT };
 
+static void quantise_row(const struct cpu_level *l, const struct cpu_acts *a, int m)
+{
+    float *row = must_alloc((size_t)a->Kp * sizeof *row);
+    for (int64_t t = 0; t < a->Kp / TILE; t++) memcpy(row + t * TILE, a->x + acts_at(a, t, m) * TILE, TILE * sizeof *row);
+    l->quantise(a, m, row);
+    mem_free_aligned(row);
+}
+
+/* A quantised value as it was meant. */
+static int quant_at(const struct cpu_level *l, const struct cpu_acts *a, size_t at) { return (int8_t)(a->q[at] ^ l->q_flip); }
+
 static struct cpu_acts acts_new(const struct cpu_level *l, int M, int64_t cols, enum inputs kind)
 {
     struct cpu_acts a = {.M = M, .cols = cols, .Kp = (cols + TILE - 1) / TILE * TILE};
@@ -199,9 +210,9 @@ static struct cpu_acts acts_new(const struct cpu_level *l, int M, int64_t cols, 
             if (kind == EXTREME) v = m % 2 ? -3.0f : 3.0f;
             if (kind == EXTREME_PAIRS) v = (k + m) % 2 ? -3.0f : 3.0f;
             if (kind == SPARSE) v = (k / TILE + m) % 3 ? 0 : k % 7 ? 1e-3f * v : 100;
-            a.x[m * a.Kp + k] = v;
+            a.x[acts_at(&a, k / TILE, m) * TILE + (size_t)(k % TILE)] = v;
         }
-    for (int m = 0; m < M; m++) l->quantise(&a, m);
+    for (int m = 0; m < M; m++) quantise_row(l, &a, m);
     return a;
 }
 
@@ -214,13 +225,13 @@ static void acts_free(struct cpu_acts *a)
 }
 
 /* What the product at this level is a product with: [M][cols]. */
-static double *act_values(const struct cpu_acts *a, bool quant)
+static double *act_values(const struct cpu_level *l, const struct cpu_acts *a, bool quant)
 {
     double *v = must_alloc((size_t)a->M * (size_t)a->cols * sizeof *v);
     for (int m = 0; m < a->M; m++)
         for (int64_t k = 0; k < a->cols; k++) {
-            int64_t at = m * a->Kp + k;
-            v[m * a->cols + k] = quant ? (double)a->d[at / TILE] * a->q[at] : (double)a->x[at];
+            size_t at = acts_at(a, k / TILE, m) * TILE + (size_t)(k % TILE);
+            v[m * a->cols + k] = quant ? (double)a->d[at / TILE] * quant_at(l, a, at) : (double)a->x[at];
         }
     return v;
 }
@@ -255,12 +266,12 @@ struct what {
 
 /* |y - truth| within 1e-6 of the sum of |terms|: for formats with a minimum its part and the code's part are terms of
  * their own. A row with a NaN weight is NaN. */
-static void check_values(const struct what *w, const struct matrix *x, const struct cpu_acts *a, bool quant,
-                         const float *y)
+static void check_values(const struct cpu_level *l, const struct what *w, const struct matrix *x, const struct cpu_acts *a,
+                         bool quant, const float *y)
 {
     size_t cols = (size_t)x->m.cols;
     float *row = must_alloc(cols * sizeof *row), *low = must_alloc(cols * sizeof *low);
-    double *values = act_values(a, quant);
+    double *values = act_values(l, a, quant);
     for (int64_t r = 0; r < x->m.rows; r++) {
         dmat_row(&x->m, r, row);
         row_minimum(x, r, low);
@@ -319,7 +330,7 @@ static void check_product(const struct cpu_level *l, struct what w, const struct
         w.inputs = inputs;
         l->product(p, 0, p->panels, &a, 0, a.M, &(struct cpu_out){.out = y, .stride = (size_t)p->rows});
         guards_hold(y, n);
-        check_values(&w, x, &a, quant, y);
+        check_values(l, &w, x, &a, quant, y);
         check_bits(l, p, &a, y);
         guarded_free(y);
         acts_free(&a);
@@ -544,7 +555,7 @@ static void quantised_as_promised(void **state)
                 for (int k = 0; k < TILE; k++) max = fmaxf(max, fabsf(a.x[t * TILE + k]));
                 assert_true(a.d[t] == max / 127);
                 for (int k = 0; k < TILE; k++) {
-                    int q = a.q[t * TILE + k];
+                    int q = quant_at(&l, &a, (size_t)(t * TILE + k));
                     all += q;
                     second += k < 16 ? 0 : q;
                     assert_in_range(q + 127, 0, 254);
@@ -573,11 +584,12 @@ static void bad_activations_show(void **state)
         struct cpu_acts a = acts_new(&l, 5, 256, NORMAL);
         struct bweight *w;
         float y[5 * 20];
-        a.x[2 * 256 + 40] = bad[i % COUNT_OF(bad)];
-        l.quantise(&a, 2);
+        size_t at = acts_at(&a, 1, 2);
+        a.x[at * TILE + 8] = bad[i % COUNT_OF(bad)];
+        quantise_row(&l, &a, 2);
         if (l.quantised(DT_Q8_0)) {
-            assert_true(isnan(a.d[2 * 256 / TILE + 1])); /* and nothing was made whole that cannot be */
-            for (int k = 0; k < TILE; k++) assert_int_equal(a.q[2 * 256 + TILE + k], 0);
+            assert_true(isnan(a.d[at])); /* and nothing was made whole that cannot be */
+            for (int k = 0; k < TILE; k++) assert_int_equal(quant_at(&l, &a, at * TILE + (size_t)k), 0);
         }
         if (cpu_pack(pool, &heap, &w, &x.m, 1, NULL, &e) < 0) fail_msg("%s", e.msg);
         l.product(&w->part[0], 0, 2, &a, 0, 5, &(struct cpu_out){.out = y, .stride = 20});
@@ -600,8 +612,8 @@ static void tiny_activations_are_zero(void **state)
         if (!level_here(&l, level_names[i]) || !l.quantised(DT_Q8_0)) continue;
         struct cpu_acts a = acts_new(&l, 1, 64, NORMAL);
         for (int k = 0; k < 64; k++) a.x[k] = k % 2 ? 1e-39f : -1e-45f;
-        l.quantise(&a, 0);
-        for (int k = 0; k < 64; k++) assert_int_equal(a.q[k], 0);
+        quantise_row(&l, &a, 0);
+        for (size_t k = 0; k < 64; k++) assert_int_equal(quant_at(&l, &a, k), 0);
         for (int t = 0; t < 2; t++) assert_true(a.d[t] == 0 && a.s[2 * t] == 0 && a.s[2 * t + 1] == 0);
         acts_free(&a);
     }

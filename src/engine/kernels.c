@@ -86,6 +86,7 @@ static int time_format(struct bench *b, enum dtype type, struct err *e)
     struct bweight *w = NULL;
     snprintf(spec, sizeof spec, "llama-3.1-8b:%s:layers=1", dtype_infos[type].name);
     snprintf(name, sizeof name, "linear %s", dtype_infos[type].name);
+    TRY(b->be->ops->limits(b->be, &b->limits, e)); /* anew: other users of the machine come and go */
     TRY(model_synthetic(&m, spec, e));
     const struct dmat parts[] = {model_mat(m, ROLE_GATE, 0, 0), model_mat(m, ROLE_UP, 0, 0)};
     int rc = b->be->ops->weight_new(b->be, &w, parts, COUNT_OF(parts), NULL, e);
@@ -108,6 +109,7 @@ static int time_attention(struct bench *b, struct err *e)
     } cases[] = {{1, false}, {8, false}, {MAX_ROWS, true}};
     struct bkv *kv;
     int rc = OK;
+    TRY(b->be->ops->limits(b->be, &b->limits, e));
     TRY(b->be->ops->kv_new(b->be, &kv, 1, CONTEXT / KV_PAGE, KV_HEADS, HEAD, e));
     struct rope_kv_args fill = {.qkv = b->x, .inv_freq = b->x, .mscale = 1, .H = HEADS, .Hk = KV_HEADS, .Dh = HEAD, .kv = kv};
     for (int last = MAX_ROWS - 1; last < CONTEXT; last += MAX_ROWS) {
@@ -131,7 +133,6 @@ static int time_backend(struct bench *b, struct err *e)
     const struct backend_ops *op = b->be->ops;
     size_t wide = (HEADS + 2 * KV_HEADS) * HEAD, n = MAX_ROWS * wide;
     float *host;
-    TRY(op->limits(b->be, &b->limits, e));
     TRY(op->alloc(b->be, &b->x, n * sizeof *b->x, e));
     TRY(op->alloc(b->be, &b->out, (size_t)MAX_ROWS * LAYER_ROWS * sizeof *b->out, e));
     TRY(mem_new(&host, n * sizeof *host, e));

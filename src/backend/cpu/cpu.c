@@ -104,11 +104,11 @@ static void cpu_begin(struct backend *be, const struct batch *b)
 
 /* ------------------------------------------------------------------------------------------------ activations */
 
-bool cpu_wants_quant(const struct cpu *c, const struct bweight *w)
+int cpu_wants(const struct cpu *c, const struct bweight *w)
 {
-    for (int i = 0; i < w->n_parts; i++)
-        if (c->level.quantised(w->part[i].type)) return true;
-    return false;
+    int wants = 0;
+    for (int i = 0; i < w->n_parts; i++) wants |= c->level.quantised(w->part[i].type) ? WANT_QUANT : WANT_FLOAT;
+    return wants;
 }
 
 struct prepare_job {
@@ -116,36 +116,45 @@ struct prepare_job {
     struct cpu_acts *a;
     const float *x, *norm;
     float eps;
-    bool quant;
+    int wants;
 };
 
 static void prepare_rows(void *arg, int thread, int n_threads)
 {
     struct prepare_job *j = arg;
     struct cpu_acts *a = j->a;
+    float *row = j->c->row + (int64_t)thread * a->Kp;
     int64_t m;
-    (void)thread, (void)n_threads;
+    (void)n_threads;
+    memset(row + a->cols, 0, (size_t)(a->Kp - a->cols) * sizeof *row);
     while ((m = cpu_pool_take(j->c->pool, a->M)) >= 0) {
-        float *row = a->x + m * a->Kp;
         j->c->level.rms_norm(row, j->x + m * a->cols, j->norm, j->eps, a->cols);
-        memset(row + a->cols, 0, (size_t)(a->Kp - a->cols) * sizeof *row);
-        if (j->quant) j->c->level.quantise(a, (int)m);
+        if (j->wants & WANT_QUANT) j->c->level.quantise(a, (int)m, row);
+        for (int64_t t = 0; t < a->Kp / TILE && j->wants & WANT_FLOAT; t++)
+            memcpy(a->x + acts_at(a, t, (int)m) * TILE, row + t * TILE, TILE * sizeof *row);
     }
 }
 
-bool cpu_prepare(struct cpu *c, struct cpu_acts *a, size_t cap[4], const float *x, int M, int64_t K, const float *norm, float eps,
-                 bool quant)
+bool cpu_acts_grow(struct cpu *c, struct cpu_acts *a, size_t cap[4], int M, int64_t K, int wants)
 {
     int64_t Kp = (K + TILE - 1) / TILE * TILE;
     size_t n = (size_t)M * (size_t)Kp, tiles = n / TILE;
     a->M = M;
     a->cols = K;
     a->Kp = Kp;
-    if (!cpu_grow(c, &a->x, &cap[0], n * sizeof(float))) return false;
-    if (quant && (!cpu_grow(c, &a->q, &cap[1], n) || !cpu_grow(c, &a->d, &cap[2], tiles * sizeof(float)) ||
-                  !cpu_grow(c, &a->s, &cap[3], 2 * tiles * sizeof(float))))
-        return false;
-    struct prepare_job job = {c, a, x, norm, eps, quant};
+    if (wants & WANT_FLOAT && !cpu_grow(c, &a->x, &cap[0], n * sizeof *a->x)) return false;
+    return !(wants & WANT_QUANT) ||
+           (cpu_grow(c, &a->q, &cap[1], n) && cpu_grow(c, &a->d, &cap[2], tiles * sizeof *a->d) &&
+            cpu_grow(c, &a->s, &cap[3], 2 * tiles * sizeof *a->s));
+}
+
+bool cpu_prepare(struct cpu *c, struct cpu_acts *a, size_t cap[4], const float *x, int M, int64_t K, const float *norm, float eps,
+                 int wants)
+{
+    size_t threads = (size_t)cpu_pool_threads(c->pool);
+    if (!cpu_acts_grow(c, a, cap, M, K, wants)) return false;
+    if (!cpu_grow(c, &c->row, &c->row_cap, threads * (size_t)a->Kp * sizeof *c->row)) return false;
+    struct prepare_job job = {c, a, x, norm, eps, wants};
     if (M < 4) cpu_pool_run_alone(c->pool, prepare_rows, &job);
     else cpu_pool_run(c->pool, prepare_rows, &job);
     return true;
@@ -187,6 +196,7 @@ static void cut_tasks(struct product_job *j)
     j->per = all / tasks;
     if (j->per < 1) j->per = 1;
     if (j->per > 16) j->per = 16;
+    if (j->per > 1) j->per += j->per % 2; /* kernels may take panels in pairs */
     j->chunks = (j->panels + j->per - 1) / j->per;
 }
 
@@ -222,7 +232,7 @@ void cpu_grouped_linear(struct cpu *c, const struct cpu_group *groups, int n, co
     cpu_pool_run(c->pool, linear_tasks, &j);
 }
 
-enum { GATE_ROWS = 64 };
+enum { GATE_ROWS = 128 };
 
 static void gate_tasks(void *arg, int thread, int n_threads)
 {
@@ -268,7 +278,7 @@ static void cpu_linear(struct backend *be, const struct linear_args *a)
 {
     struct cpu *c = cpu_of(be);
     if (c->err.code) return;
-    if (!cpu_prepare(c, &c->acts, c->acts_cap, a->x, a->T, a->w->cols, a->norm, a->eps, cpu_wants_quant(c, a->w))) return;
+    if (!cpu_prepare(c, &c->acts, c->acts_cap, a->x, a->T, a->w->cols, a->norm, a->eps, cpu_wants(c, a->w))) return;
     cpu_grouped_linear(c, &(struct cpu_group){a->w, 0, a->T}, 1, &c->acts, a->out, a->residual);
 }
 
@@ -276,7 +286,7 @@ static void cpu_gate(struct backend *be, const struct gate_args *a)
 {
     struct cpu *c = cpu_of(be);
     if (c->err.code) return;
-    if (!cpu_prepare(c, &c->acts, c->acts_cap, a->x, a->T, a->w->cols, a->norm, a->eps, cpu_wants_quant(c, a->w))) return;
+    if (!cpu_prepare(c, &c->acts, c->acts_cap, a->x, a->T, a->w->cols, a->norm, a->eps, cpu_wants(c, a->w))) return;
     cpu_grouped_gate(c, &(struct cpu_group){a->w, 0, a->T}, 1, &c->acts, a->out, a->swiglu_limit);
 }
 
@@ -312,7 +322,7 @@ static void cpu_close(struct backend *be)
     cpu_moe_free(c);
     acts_free(&c->acts);
     acts_free(&c->acts2);
-    void *all[] = {c->ids, c->row_seq, c->row_pos, c->pages, c->rope, c->tmp};
+    void *all[] = {c->ids, c->row_seq, c->row_pos, c->pages, c->rope, c->tmp, c->row};
     for (size_t i = 0; i < COUNT_OF(all); i++) mem_free_aligned(all[i]);
     free(c);
 }

@@ -110,7 +110,7 @@ static void product(const struct cpu_part *p, int64_t p0, int64_t p1, const stru
             for (int64_t t = 0; t < p->tiles; t++) {
                 float w[TILE][PANEL];
                 cpu_tile(p, panel, t, w);
-                for (int m = 0; m < n; m++) add_tile(sum[m], w, a->x + (size_t)(m0 + m) * (size_t)a->Kp + t * TILE);
+                for (int m = 0; m < n; m++) add_tile(sum[m], w, a->x + acts_at(a, t, m0 + m) * TILE);
             }
             for (int m = 0; m < n; m++)
                 cpu_store(out, (size_t)(m0 + m), (size_t)panel * PANEL, sum[m], left < PANEL ? (size_t)left : PANEL);
@@ -124,7 +124,7 @@ static bool quantised(enum dtype type)
     return false;
 }
 
-static void quantise(const struct cpu_acts *a, int m) { (void)a, (void)m; }
+static void quantise(const struct cpu_acts *a, int m, const float *x) { (void)a, (void)m, (void)x; }
 
 static uint64_t read_bytes(const uint8_t *p, size_t bytes)
 {

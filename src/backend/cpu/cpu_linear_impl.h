@@ -4,23 +4,26 @@
  *                which gives a 256th of the value (what the bits are worth as an F16)
  *   b64          64 bytes: b64_load b64_and(a, byte) b64_or b64_shl(a, n) b64_shr(a, n) (16-bit shifts: mask after
  *                them) b64_fp4 (codes to 2 * value + 12) b64_flip (xor 0x80)
- *   dot          v16 of the integer dot products of 16 lanes over some steps of a tile, for R rows of activations
- *   DOT_ROWS, FMA_ROWS  rows of activations that are taken at once where there are enough
- *   BYTE_OFFSET  what the level's dot wants of signed bytes: 128 (stored unsigned) or 0 (as they are)
+ *   dot          the integer dot products of 16 lanes over some steps of a tile, for R rows of activations and P
+ *                panels; and dot_start, what a tile's sums begin with
+ *   PANELS, DOT_ROWS, FMA_ROWS  panels and rows of activations that are taken at once where there are enough
+ *   SIGNED       1 where dot wants all weights as signed bytes; 0: codes as they are, above their value by `offset`
+ *   Q_FLIP       what activations are stored xor with (level->q_flip)
  *
  * Two families of tiles. Float tiles become float w[32][16] and are multiplied column by column. Integer tiles become
  * bytes u[8][16][4] with value = scale * (u - offset) or scale * u + min; activations are int8 with a scale a tile,
  * so the sum over a tile is
  *     scale * d * (dot(u, q) - offset * s)  or  d * (scale * dot(u, q) + min * s),  s = sum(q)
- * where dot, offset * s and their difference are integers below 2^24 and exact. Every output lane sees the same
- * operations in the same order for any number of rows. */
+ * where dot, offset * s and their difference are integers below 2^24 and exact: levels may come to the difference in
+ * either way. Every output lane sees the same operations in the same order for any number of rows. */
 #include <math.h>
 #include <string.h>
 
 #include "cpu_priv.h"
 
-/* Rows taken while a panel streams by: their sums stay in the first cache, their activations in the second. */
-enum { ROW_BLOCK = 64, ROW_BYTES = 256 << 10 };
+/* The sums of up to ROW_BLOCK rows and PANEL_BLOCK panels are kept while the columns go by in runs whose activations take
+ * at most ROW_BYTES: a run stays in the second cache for all panels of the block. */
+enum { ROW_BLOCK = 128, PANEL_BLOCK = 16, ROW_BYTES = 256 << 10 };
 
 /* With one row a tile is used up faster than the hardware asks for the next ones. Past the end of a weight nothing is
  * read: a prefetch of no memory does nothing. */
@@ -32,7 +35,7 @@ FORCE_INLINE void fetch_ahead(const uint8_t *tile, size_t bytes)
 
 /* An unpacked integer tile; the second scale is used where columns 16-31 have their own. */
 struct itile {
-    b64 u[8];
+    b64 u[8], start[2]; /* start: what the integer sums of a half begin with */
     v16 scale[2], min;
 };
 
@@ -48,7 +51,7 @@ FORCE_INLINE void unpack_nibbles(struct itile *t, const uint8_t *p)
 FORCE_INLINE void unpack_fp4(struct itile *t, const uint8_t *p)
 {
     unpack_nibbles(t, p);
-    for (int s = 0; s < 8; s++) t->u[s] = b64_fp4(t->u[s]);
+    for (int s = 0; s < 8; s++) t->u[s] = b64_fp4(t->u[s]); /* signed where the level wants that */
 }
 
 FORCE_INLINE void unpack_fifth(struct itile *t, const uint8_t *bits, const uint8_t *p)
@@ -73,6 +76,11 @@ FORCE_INLINE void unpack_sixth(struct itile *t, const uint8_t *bits, const uint8
     }
 }
 
+FORCE_INLINE void make_signed(struct itile *t, char offset)
+{
+    for (int s = 0; s < 8 && SIGNED; s++) t->u[s] = b64_sub(t->u[s], offset);
+}
+
 /* What is fixed for a type at compile time. halves: 2 where columns 0-15 and 16-31 have scales of their own. bits: u
  * is below 2^bits, for levels whose dot sums pairs in 16 bits. */
 struct ikind {
@@ -83,7 +91,7 @@ struct ikind {
 
 FORCE_INLINE struct ikind kind_of(enum dtype type)
 {
-    switch (type) {
+    switch (type) { /* codes are stored `offset` above their value */
     case DT_Q4_0: return (struct ikind){1, 4, 8, false};
     case DT_Q5_0: return (struct ikind){1, 5, 16, false};
     case DT_Q5_1:
@@ -92,7 +100,7 @@ FORCE_INLINE struct ikind kind_of(enum dtype type)
     case DT_MXFP4_GGUF: return (struct ikind){1, 5, 12, false};
     case DT_NVFP4: return (struct ikind){2, 5, 12, false};
     case DT_Q6_K: return (struct ikind){2, 6, 32, false};
-    case DT_Q8_0: return (struct ikind){1, 8, BYTE_OFFSET, false};
+    case DT_Q8_0: return (struct ikind){1, 8, 0, false};
     default: return (struct ikind){1, 4, 0, true}; /* Q4_1, Q4_K */
     }
 }
@@ -103,6 +111,7 @@ FORCE_INLINE void unpack(enum dtype type, const uint8_t *head, const uint8_t *p,
     case DT_Q4_0:
         t->scale[0] = v16_f16(p);
         unpack_nibbles(t, p + 32);
+        make_signed(t, 8);
         break;
     case DT_Q4_1:
         t->scale[0] = v16_f16(p);
@@ -112,6 +121,7 @@ FORCE_INLINE void unpack(enum dtype type, const uint8_t *head, const uint8_t *p,
     case DT_Q5_0:
         t->scale[0] = v16_f16(p);
         unpack_fifth(t, p + 32, p + 96);
+        make_signed(t, 16);
         break;
     case DT_Q5_1:
         t->scale[0] = v16_f16(p);
@@ -120,10 +130,7 @@ FORCE_INLINE void unpack(enum dtype type, const uint8_t *head, const uint8_t *p,
         break;
     case DT_Q8_0:
         t->scale[0] = v16_f16(p);
-        for (int s = 0; s < 8; s++) {
-            b64 b = b64_load(p + 32 + 64 * s);
-            t->u[s] = BYTE_OFFSET ? b64_flip(b) : b;
-        }
+        for (int s = 0; s < 8; s++) t->u[s] = b64_load(p + 32 + 64 * s);
         break;
     case DT_Q4_K:
     case DT_Q5_K:
@@ -135,6 +142,7 @@ FORCE_INLINE void unpack(enum dtype type, const uint8_t *head, const uint8_t *p,
     case DT_Q6_K:
         for (int h = 0; h < 2; h++) t->scale[h] = v16_mul(v16_f16(head), v16_i8(p + 16 * h));
         unpack_sixth(t, p + 32, p + 160);
+        make_signed(t, 32);
         break;
     case DT_MXFP4:
     case DT_MXFP4_GGUF: /* codes as 2 * value: half the scale */
@@ -150,53 +158,65 @@ FORCE_INLINE void unpack(enum dtype type, const uint8_t *head, const uint8_t *p,
     }
 }
 
-/* acc[R][16] += R rows of activations times one unpacked tile. */
-FORCE_INLINE void rows_int(struct ikind k, int R, const struct itile *t, const struct cpu_acts *a, int m,
-                           int64_t tile, float (*acc)[PANEL])
+/* acc[R][P][16] += R rows of activations times an unpacked tile of each of P panels. */
+FORCE_INLINE void rows_int(struct ikind k, int P, int R, const struct itile *t, const struct cpu_acts *a, int m,
+                           int64_t tile, float *acc)
 {
-    size_t tiles = (size_t)(a->Kp / TILE), at = (size_t)m * tiles + (size_t)tile;
-    const int8_t *q = a->q + at * TILE;
+    size_t at = acts_at(a, tile, m);
+    const float *d = a->d + at, *s = a->s + 2 * at;
     for (int h = 0; h < k.halves; h++) {
-        v16 dots[DOT_ROWS];
-        dot(R, k.bits, t->u + 4 * h, q + 16 * h, (size_t)a->Kp, 8 / k.halves, dots);
-        for (int r = 0; r < R; r++) {
-            const float *s = a->s + 2 * (at + (size_t)r * tiles);
-            v16 sum = v16_load(acc[r]), d = v16_set(a->d[at + (size_t)r * tiles]), v = dots[r];
-            if (k.min) {
-                sum = v16_fma(v16_fma(t->min, v16_set(s[0]), v16_mul(t->scale[h], v)), d, sum);
-            } else {
-                if (k.offset != 0)
-                    v = v16_fma(v16_set(k.halves == 2 && h == 0 ? s[0] - s[1] : s[h]), v16_set(-k.offset), v);
-                sum = v16_fma(t->scale[h], v16_mul(v, d), sum);
+        v16 dots[DOT_ROWS * PANELS];
+        const b64 *u[PANELS];
+        for (int p = 0; p < P; p++) u[p] = t[p].u + 4 * h;
+        dot(P, R, k.bits, u, t[0].start + h, t[P - 1].start + h, a->q + at * TILE + 16 * h, 8 / k.halves, dots);
+        for (int r = 0; r < R; r++)
+            for (int p = 0; p < P; p++) {
+                float *to = acc + (r * P + p) * PANEL;
+                v16 sum = v16_load(to), scale = v16_set(d[r]), v = dots[r * P + p];
+                if (k.min) {
+                    sum = v16_fma(v16_fma(t[p].min, v16_set(s[2 * r]), v16_mul(t[p].scale[h], v)), scale, sum);
+                } else {
+                    if (k.offset != 0 && !SIGNED) {
+                        float of = k.halves == 2 && h == 0 ? s[2 * r] - s[2 * r + 1] : s[2 * r + h];
+                        v = v16_fma(v16_set(of), v16_set(-k.offset), v);
+                    }
+                    sum = v16_fma(t[p].scale[h], v16_mul(v, scale), sum);
+                }
+                v16_store(to, sum);
             }
-            v16_store(acc[r], sum);
-        }
     }
 }
 
-/* acc[n][16] = rows m0 .. m0 + n - 1 times one panel. one: n is 1, and nothing is kept for a second row. */
-FORCE_INLINE void panel_int(enum dtype type, const struct cpu_part *p, int64_t panel, const struct cpu_acts *a,
-                            int m0, int n, bool one, float (*acc)[PANEL])
+/* acc[n][P][16] += rows m0 .. m0 + n - 1 times the tiles [t0, t1) of P panels; t0 is a multiple of 8. one: n is 1, and
+ * nothing is kept for a second row. */
+FORCE_INLINE void panel_int(enum dtype type, int P, const struct cpu_part *p, int64_t panel, int64_t t0, int64_t t1,
+                            const struct cpu_acts *a, int m0, int n, bool one, float *acc)
 {
     const struct ikind k = kind_of(type);
-    v16 lane_scale = p->scale_runs ? v16_load(p->scale + panel * PANEL) : v16_zero();
-    const uint8_t *group = p->data + (size_t)panel * p->panel_bytes, *tile = group + p->group_head;
-    for (int64_t t = 0; t < p->tiles; t++) {
-        struct itile it;
-        fetch_ahead(tile, p->tile_bytes);
-        unpack(type, group, tile, lane_scale, &it);
-        if (one) {
-            rows_int(k, 1, &it, a, m0, t, acc);
-        } else {
-            int m = 0;
-            for (; m + DOT_ROWS <= n; m += DOT_ROWS) rows_int(k, DOT_ROWS, &it, a, m0 + m, t, acc + m);
-            for (; m < n; m++) rows_int(k, 1, &it, a, m0 + m, t, acc + m);
+    const uint8_t *first = p->data + (size_t)panel * p->panel_bytes;
+    size_t at = (size_t)(t0 / 8) * (p->group_head + 8 * p->tile_bytes);
+    for (int64_t t = t0; t < t1; t++) {
+        struct itile it[PANELS];
+        if (t % 8 == 0) at += p->group_head;
+        for (int i = 0; i < P; i++) {
+            const uint8_t *base = first + (size_t)i * p->panel_bytes, *tile = base + at;
+            v16 lane_scale = p->scale_runs ? v16_load(p->scale + (panel + i) * PANEL) : v16_zero();
+            fetch_ahead(tile, p->tile_bytes);
+            unpack(type, tile - (size_t)(t % 8) * p->tile_bytes - p->group_head, tile, lane_scale, &it[i]);
+            for (int h = 0; h < k.halves; h++) dot_start(it[i].u + 4 * h, 8 / k.halves, it[i].start + h);
         }
-        tile += p->tile_bytes;
-        if (t % 8 == 7) {
-            group = tile;
-            tile += p->group_head;
+        int m = 0;
+        for (; !one && m + DOT_ROWS <= n; m += DOT_ROWS) rows_int(k, P, DOT_ROWS, it, a, m0 + m, t, acc + m * P * PANEL);
+        if (!one && DOT_ROWS > 4 && m + 4 <= n) {
+            rows_int(k, P, 4, it, a, m0 + m, t, acc + m * P * PANEL);
+            m += 4;
         }
+        if (!one && m + 2 <= n) {
+            rows_int(k, P, 2, it, a, m0 + m, t, acc + m * P * PANEL);
+            m += 2;
+        }
+        if (one || m < n) rows_int(k, P, 1, it, a, m0 + m, t, acc + m * P * PANEL);
+        at += p->tile_bytes;
     }
 }
 
@@ -212,47 +232,62 @@ FORCE_INLINE v16 column(enum dtype type, const uint8_t *tile, int k)
     }
 }
 
-/* acc[R][16] += R rows of activations times the columns of a tile, taken from w[32] (converted once for many rows)
- * or, where w is NULL, converted on the way. The tile has a sum of its own: F8 scales it, and tiles need not wait for
- * each other. */
-FORCE_INLINE void rows_float(enum dtype type, int R, const v16 *w, const uint8_t *tile, v16 scale, const float *x,
-                             size_t stride, float (*acc)[PANEL])
+/* acc[R][P][16] += R rows of activations times the columns of a tile of each of P panels, taken from w[P][32] (converted
+ * once for many rows) or, where w is NULL, converted on the way. The tile has a sum of its own: F8 scales it, and tiles
+ * need not wait for each other. */
+FORCE_INLINE void rows_float(enum dtype type, int P, int R, v16 (*w)[TILE], const uint8_t *tile, const v16 *scale,
+                             const float *x, float *acc)
 {
-    v16 sum[FMA_ROWS];
-    for (int r = 0; r < R; r++) sum[r] = v16_zero();
+    v16 sum[FMA_ROWS * PANELS];
+    for (int i = 0; i < R * P; i++) sum[i] = v16_zero();
     UNROLL(4)
     for (int k = 0; k < TILE; k++) {
-        v16 col = w ? w[k] : column(type, tile, k);
-        for (int r = 0; r < R; r++) sum[r] = v16_fma(col, v16_set(x[(size_t)r * stride + (size_t)k]), sum[r]);
+        v16 col[PANELS];
+        for (int p = 0; p < P; p++) col[p] = w ? w[p][k] : column(type, tile, k);
+        for (int r = 0; r < R; r++) {
+            v16 v = v16_set(x[r * TILE + k]);
+            for (int p = 0; p < P; p++) sum[r * P + p] = v16_fma(col[p], v, sum[r * P + p]);
+        }
     }
-    for (int r = 0; r < R; r++) {
-        v16 before = v16_load(acc[r]);
-        v16_store(acc[r], type == DT_F8_E4M3 ? v16_fma(sum[r], scale, before) : v16_add(before, sum[r]));
+    for (int i = 0; i < R * P; i++) {
+        v16 before = v16_load(acc + i * PANEL);
+        v16_store(acc + i * PANEL,
+                  type == DT_F8_E4M3 ? v16_fma(sum[i], scale[i % P], before) : v16_add(before, sum[i]));
     }
 }
 
-FORCE_INLINE void panel_float(enum dtype type, const struct cpu_part *p, int64_t panel, const struct cpu_acts *a,
-                              int m0, int n, bool one, float (*acc)[PANEL])
+FORCE_INLINE void panel_float(enum dtype type, int P, const struct cpu_part *p, int64_t panel, int64_t t0, int64_t t1,
+                              const struct cpu_acts *a, int m0, int n, bool one, float *acc)
 {
-    const uint8_t *tile = p->data + (size_t)panel * p->panel_bytes;
-    const size_t stride = (size_t)a->Kp;
-    const float *x = a->x + (size_t)m0 * stride;
-    for (int64_t t = 0; t < p->tiles; t++, tile += p->tile_bytes, x += TILE) {
-        v16 w[TILE], scale = v16_zero();
-        fetch_ahead(tile, p->tile_bytes);
-        if (type == DT_F8_E4M3) {
-            const float *at = p->scale + (panel * p->scale_runs + (t + p->scale_tile0) / p->scale_tiles) * PANEL;
-            scale = v16_mul(v16_load(at), v16_set(256));
+    const uint8_t *tile = p->data + (size_t)panel * p->panel_bytes + (size_t)t0 * p->tile_bytes;
+    for (int64_t t = t0; t < t1; t++, tile += p->tile_bytes) {
+        const float *x = a->x + acts_at(a, t, m0) * TILE;
+        v16 w[PANELS][TILE], scale[PANELS];
+        for (int i = 0; i < P; i++) {
+            fetch_ahead(tile + (size_t)i * p->panel_bytes, p->tile_bytes);
+            if (type != DT_F8_E4M3) continue;
+            const float *at = p->scale + ((panel + i) * p->scale_runs + (t + p->scale_tile0) / p->scale_tiles) * PANEL;
+            scale[i] = v16_mul(v16_load(at), v16_set(256));
         }
         if (one) {
-            rows_float(type, 1, NULL, tile, scale, x, stride, acc);
+            for (int i = 0; i < P; i++)
+                rows_float(type, 1, 1, NULL, tile + (size_t)i * p->panel_bytes, scale + i, x, acc + i * PANEL);
             continue;
         }
-        for (int k = 0; k < TILE; k++) w[k] = column(type, tile, k);
+        for (int i = 0; i < P; i++)
+            for (int k = 0; k < TILE; k++) w[i][k] = column(type, tile + (size_t)i * p->panel_bytes, k);
         int m = 0;
         for (; m + FMA_ROWS <= n; m += FMA_ROWS)
-            rows_float(type, FMA_ROWS, w, tile, scale, x + (size_t)m * stride, stride, acc + m);
-        for (; m < n; m++) rows_float(type, 1, w, tile, scale, x + (size_t)m * stride, stride, acc + m);
+            rows_float(type, P, FMA_ROWS, w, tile, scale, x + m * TILE, acc + m * P * PANEL);
+        if (FMA_ROWS > 4 && m + 4 <= n) {
+            rows_float(type, P, 4, w, tile, scale, x + m * TILE, acc + m * P * PANEL);
+            m += 4;
+        }
+        if (m + 2 <= n) {
+            rows_float(type, P, 2, w, tile, scale, x + m * TILE, acc + m * P * PANEL);
+            m += 2;
+        }
+        if (m < n) rows_float(type, P, 1, w, tile, scale, x + m * TILE, acc + m * P * PANEL);
     }
 }
 
@@ -263,27 +298,48 @@ static inline bool float_type(enum dtype type)
     return type == DT_F32 || type == DT_F16 || type == DT_BF16 || type == DT_F8_E4M3;
 }
 
+FORCE_INLINE void panels_of(enum dtype type, int P, const struct cpu_part *p, int64_t panel, int64_t t0, int64_t t1,
+                            const struct cpu_acts *a, int m0, int n, float *acc)
+{
+    if (float_type(type)) {
+        if (n == 1) panel_float(type, P, p, panel, t0, t1, a, m0, n, true, acc);
+        else panel_float(type, P, p, panel, t0, t1, a, m0, n, false, acc);
+    } else {
+        if (n == 1) panel_int(type, P, p, panel, t0, t1, a, m0, n, true, acc);
+        else panel_int(type, P, p, panel, t0, t1, a, m0, n, false, acc);
+    }
+}
+
+/* Rows [m0, m0 + n) times panels [p0, p1), n and p1 - p0 at most a block. */
+FORCE_INLINE void block_of(enum dtype type, const struct cpu_part *p, int64_t p0, int64_t p1, const struct cpu_acts *a, int m0,
+                           int n, const struct cpu_out *out)
+{
+    _Alignas(64) float acc[ROW_BLOCK * PANEL_BLOCK * PANEL]; /* of panel p0 + i at i * n * PANEL */
+    int64_t run = ROW_BYTES / (n * TILE * (int64_t)(float_type(type) ? sizeof *a->x : sizeof *a->q)) / 8 * 8;
+    if (run < 8) run = 8;
+    memset(acc, 0, (size_t)(n * (p1 - p0) * PANEL) * sizeof *acc);
+    for (int64_t t0 = 0; t0 < p->tiles; t0 += run) {
+        int64_t t1 = t0 + run < p->tiles ? t0 + run : p->tiles, panel = p0;
+        for (; panel + PANELS <= p1; panel += PANELS)
+            panels_of(type, PANELS, p, panel, t0, t1, a, m0, n, acc + (panel - p0) * n * PANEL);
+        if (PANELS > 1 && panel < p1) panels_of(type, 1, p, panel, t0, t1, a, m0, n, acc + (panel - p0) * n * PANEL);
+    }
+    for (int64_t panel = p0; panel < p1;) {
+        int P = panel + PANELS <= p1 ? PANELS : 1;
+        const float *sums = acc + (panel - p0) * n * PANEL;
+        int64_t row = panel * PANEL, left = p->rows - row, width = left < P * PANEL ? left : P * PANEL;
+        for (int m = 0; m < n; m++) cpu_store(out, (size_t)(m0 + m), (size_t)row, sums + m * P * PANEL, (size_t)width);
+        panel += P;
+    }
+}
+
 FORCE_INLINE void product_of(enum dtype type, const struct cpu_part *p, int64_t p0, int64_t p1,
                              const struct cpu_acts *a, int first, int last, const struct cpu_out *out)
 {
-    size_t fit = ROW_BYTES / ((size_t)a->Kp * (float_type(type) ? sizeof *a->x : sizeof *a->q)) / 8 * 8;
-    int block = fit < 8 ? 8 : fit < ROW_BLOCK ? (int)fit : ROW_BLOCK;
-    for (int64_t panel = p0; panel < p1; panel++) {
-        int64_t left = p->rows - panel * PANEL;
-        for (int m0 = first; m0 < last; m0 += block) {
-            _Alignas(64) float acc[ROW_BLOCK][PANEL];
-            int n = last - m0 < block ? last - m0 : block;
-            memset(acc, 0, (size_t)n * sizeof acc[0]);
-            if (float_type(type)) {
-                if (n == 1) panel_float(type, p, panel, a, m0, n, true, acc);
-                else panel_float(type, p, panel, a, m0, n, false, acc);
-            } else {
-                if (n == 1) panel_int(type, p, panel, a, m0, n, true, acc);
-                else panel_int(type, p, panel, a, m0, n, false, acc);
-            }
-            for (int m = 0; m < n; m++)
-                cpu_store(out, (size_t)(m0 + m), (size_t)panel * PANEL, acc[m], left < PANEL ? (size_t)left : PANEL);
-        }
+    for (int64_t panel = p0; panel < p1; panel += PANEL_BLOCK) {
+        int64_t to = panel + PANEL_BLOCK < p1 ? panel + PANEL_BLOCK : p1;
+        for (int m0 = first; m0 < last; m0 += ROW_BLOCK)
+            block_of(type, p, panel, to, a, m0, last - m0 < ROW_BLOCK ? last - m0 : ROW_BLOCK, out);
     }
 }
 
@@ -313,12 +369,11 @@ static void product(const struct cpu_part *p, int64_t p0, int64_t p1, const stru
 
 static bool quantised(enum dtype type) { return !float_type(type); }
 
-static void quantise(const struct cpu_acts *a, int m)
+static void quantise(const struct cpu_acts *a, int m, const float *x)
 {
-    size_t tiles = (size_t)(a->Kp / TILE);
-    const float *x = a->x + (size_t)m * (size_t)a->Kp;
-    int8_t *q = a->q + (size_t)m * (size_t)a->Kp;
-    for (size_t t = 0; t < tiles; t++, x += TILE, q += TILE) {
+    for (int64_t t = 0; t < a->Kp / TILE; t++, x += TILE) {
+        size_t at = acts_at(a, t, m);
+        int8_t *q = a->q + at * TILE;
         uint32_t max = 0;
         for (int k = 0; k < TILE; k++) {
             uint32_t bits;
@@ -338,9 +393,10 @@ static void quantise(const struct cpu_acts *a, int m)
             q[k] = (int8_t)v;
         }
         for (int k = 0; k < 16; k++) sum0 += q[k], sum1 += q[16 + k];
-        a->d[(size_t)m * tiles + t] = d;
-        a->s[2 * ((size_t)m * tiles + t)] = (float)(sum0 + sum1);
-        a->s[2 * ((size_t)m * tiles + t) + 1] = (float)sum1;
+        for (int k = 0; k < TILE; k++) q[k] = (int8_t)(q[k] ^ (int8_t)Q_FLIP);
+        a->d[at] = d;
+        a->s[2 * at] = (float)(sum0 + sum1);
+        a->s[2 * at + 1] = (float)sum1;
     }
 }
 
@@ -383,5 +439,6 @@ static void linear_fill(struct cpu_level *l)
     l->read = read_bytes;
     l->quantised = quantised;
     l->quantise = quantise;
+    l->q_flip = Q_FLIP;
     l->product = product;
 }

@@ -71,24 +71,24 @@ struct gather_job {
     const struct cpu_acts *from;
     struct cpu_acts *to;
     const int32_t *token;
-    int n;
-    bool quant;
+    int wants;
 };
 
-static void gather_rows(void *arg, int thread, int n_threads)
+static void gather_tiles(void *arg, int thread, int n_threads)
 {
     struct gather_job *j = arg;
-    size_t Kp = (size_t)j->from->Kp, tiles = Kp / TILE;
-    int64_t i;
+    const struct cpu_acts *from = j->from, *to = j->to;
+    int64_t t;
     (void)thread, (void)n_threads;
-    while ((i = cpu_pool_take(j->c->pool, j->n)) >= 0) {
-        size_t to = (size_t)i, from = (size_t)j->token[i];
-        memcpy(j->to->x + to * Kp, j->from->x + from * Kp, Kp * sizeof(float));
-        if (!j->quant) continue;
-        memcpy(j->to->q + to * Kp, j->from->q + from * Kp, Kp);
-        memcpy(j->to->d + to * tiles, j->from->d + from * tiles, tiles * sizeof(float));
-        memcpy(j->to->s + 2 * to * tiles, j->from->s + 2 * from * tiles, 2 * tiles * sizeof(float));
-    }
+    while ((t = cpu_pool_take(j->c->pool, from->Kp / TILE)) >= 0)
+        for (int i = 0; i < to->M; i++) {
+            size_t at = acts_at(to, t, i), of = acts_at(from, t, j->token[i]);
+            if (j->wants & WANT_FLOAT) memcpy(to->x + at * TILE, from->x + of * TILE, TILE * sizeof *to->x);
+            if (!(j->wants & WANT_QUANT)) continue;
+            memcpy(to->q + at * TILE, from->q + of * TILE, TILE);
+            memcpy(to->s + 2 * at, from->s + 2 * of, 2 * sizeof *to->s);
+            to->d[at] = from->d[of];
+        }
 }
 
 struct combine_job {
@@ -127,10 +127,8 @@ void cpu_moe(struct backend *be, const struct moe_args *a)
     size_t F = any_up ? (size_t)any_up->rows / 2 : 0;
     if (!grow_all(c, s, a, F, (size_t)D)) return;
 
-    bool quant = any_up && cpu_wants_quant(c, any_up);
-    if (!cpu_prepare(c, &c->acts, c->acts_cap, a->x, a->T, D, a->norm, a->eps,
-                     quant || cpu_wants_quant(c, a->router)))
-        return;
+    int wants = any_up ? cpu_wants(c, any_up) : 0;
+    if (!cpu_prepare(c, &c->acts, c->acts_cap, a->x, a->T, D, a->norm, a->eps, wants | cpu_wants(c, a->router))) return;
     cpu_grouped_linear(c, &(struct cpu_group){a->router, 0, a->T}, 1, &c->acts, s->logits, NULL);
     for (int t = 0; t < a->T; t++)
         route(s->logits + (size_t)t * (size_t)a->E, a->E, a->k, a->kind, s->chosen + (size_t)t * (size_t)a->k,
@@ -153,25 +151,17 @@ void cpu_moe(struct backend *be, const struct moe_args *a)
     }
 
     if (n_slots > 0) {
-        size_t tiles = (size_t)(c->acts.Kp / TILE), n = (size_t)n_slots;
-        s->rows.M = n_slots;
-        s->rows.cols = D;
-        s->rows.Kp = c->acts.Kp;
-        if (!cpu_grow(c, &s->rows.x, &s->rows_cap[0], n * (size_t)s->rows.Kp * sizeof(float)) ||
-            !cpu_grow(c, &s->rows.q, &s->rows_cap[1], n * (size_t)s->rows.Kp) ||
-            !cpu_grow(c, &s->rows.d, &s->rows_cap[2], n * tiles * sizeof(float)) ||
-            !cpu_grow(c, &s->rows.s, &s->rows_cap[3], 2 * n * tiles * sizeof(float)))
-            return;
-        struct gather_job gather = {c, &c->acts, &s->rows, s->token, n_slots, quant};
-        if (n_slots < 32) cpu_pool_run_alone(c->pool, gather_rows, &gather);
-        else cpu_pool_run(c->pool, gather_rows, &gather);
+        if (!cpu_acts_grow(c, &s->rows, s->rows_cap, n_slots, D, wants)) return;
+        struct gather_job gather = {c, &c->acts, &s->rows, s->token, wants};
+        if (n_slots < 32) cpu_pool_run_alone(c->pool, gather_tiles, &gather);
+        else cpu_pool_run(c->pool, gather_tiles, &gather);
         cpu_grouped_gate(c, s->groups, n_groups, &s->rows, s->h, a->swiglu_limit);
         for (int g = 0, x = 0; g < n_groups; g++, x++) {
             while (a->gate_up[x] != s->groups[g].w) x++;
             s->groups[g].w = a->down[x];
         }
         if (!cpu_prepare(c, &c->acts2, c->acts2_cap, s->h, n_slots, (int64_t)F, NULL, 0,
-                         cpu_wants_quant(c, any_down)))
+                         cpu_wants(c, any_down)))
             return;
         cpu_grouped_linear(c, s->groups, n_groups, &c->acts2, s->y, NULL);
     }

@@ -82,11 +82,13 @@ void cpu_part_row(const struct cpu_part *p, int64_t r, float *out);
 
 /* ------------------------------------------------------------------------------------------------ activations, products (cpu_linear*.c) */
 
-/* Rows of activations ready for products. Kp = cols padded to TILE with zeros.
- *   x [M][Kp] float
- *   q [M][Kp] int8, d [M][Kp / TILE] float: x ~ d * q, d = max|x| / 127 over the tile, q round to nearest even
- *   s [M][Kp / TILE][2] float: the sum of q over the tile, and over its columns 16-31
- * q, d, s are filled only for parts whose level computes in int8 (level->quantised). */
+/* Rows of activations ready for products, tile by tile: the rows of a tile lie side by side, so that a kernel that takes
+ * many rows through one tile of weights reads on and on. Kp = cols padded to TILE with zeros.
+ *   x [Kp / TILE][M][TILE] float
+ *   q [Kp / TILE][M][TILE] int8, d [Kp / TILE][M] float: x ~ d * q, d = max|x| / 127 over the tile, q round to nearest
+ *     even; as the level's kernels want it, q is stored xor level->q_flip
+ *   s [Kp / TILE][M][2] float: the sum of q over the tile, and over its columns 16-31
+ * x is filled for parts whose level computes in float, the others for parts it computes in int8 (level->quantised). */
 struct cpu_acts {
     int M;
     int64_t cols, Kp;
@@ -94,6 +96,7 @@ struct cpu_acts {
     int8_t *q;
     float *d, *s;
 };
+static inline size_t acts_at(const struct cpu_acts *a, int64_t tile, int m) { return (size_t)tile * (size_t)a->M + (size_t)m; }
 
 /* Where a product goes: out[(m - m0) * stride + r - row0] = sum + bias[r] + residual[like out]; bias and residual may be
  * NULL, residual may be out. */
@@ -122,8 +125,9 @@ struct cpu_level {
     const char *name;
     /* True if products with this type take int8 activations at this level. */
     bool (*quantised)(enum dtype type);
-    /* Fills q, d, s of row m from x. */
-    void (*quantise)(const struct cpu_acts *a, int m);
+    /* Fills q, d, s of row m from x[Kp]. */
+    void (*quantise)(const struct cpu_acts *a, int m, const float *x);
+    uint8_t q_flip; /* 0x80 where the kernels take activations as unsigned bytes, 128 above their value; else 0 */
     /* W[r] . x[m] for m in [first, last) and the rows r of panels [p0, p1), stored by `out` (indices as in the part).
      * Each element is summed over its tiles in ascending order in one accumulator, whatever the number of rows. */
     void (*product)(const struct cpu_part *p, int64_t p0, int64_t p1, const struct cpu_acts *a, int first, int last,
@@ -181,18 +185,21 @@ struct cpu {
     /* Scratch, grown when a larger step comes, never inside a step of known size. */
     struct cpu_acts acts, acts2;
     size_t acts_cap[4], acts2_cap[4];
-    float *tmp; /* [threads][...] */
-    size_t tmp_cap;
+    float *tmp, *row; /* [threads][...], [threads][Kp] */
+    size_t tmp_cap, row_cap;
     struct cpu_moe_scratch *moe;
 };
 
 /* *buf (of *cap bytes) has at least `bytes` bytes afterwards; content is lost when it grows. False, with cpu->err set,
  * if memory is out. */
 bool cpu_grow(struct cpu *c, void *buf_ptr, size_t *cap, size_t bytes);
-/* acts = rms_norm(x[M, K]; norm) padded, quantised if `quant`. */
+/* acts = rms_norm(x[M, K]; norm) padded, in the forms that are wanted. */
+enum { WANT_FLOAT = 1, WANT_QUANT = 2 };
 bool cpu_prepare(struct cpu *c, struct cpu_acts *acts, size_t cap[4], const float *x, int M, int64_t K, const float *norm, float eps,
-                 bool quant);
-bool cpu_wants_quant(const struct cpu *c, const struct bweight *w);
+                 int wants);
+/* Room for M rows of K columns in those forms. */
+bool cpu_acts_grow(struct cpu *c, struct cpu_acts *acts, size_t cap[4], int M, int64_t K, int wants);
+int cpu_wants(const struct cpu *c, const struct bweight *w);
 
 /* Rows [first, last) of acts belong to one weight: an expert's tokens, or all rows. */
 struct cpu_group {

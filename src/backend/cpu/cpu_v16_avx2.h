@@ -10,8 +10,8 @@
 
 #include "cpu_priv.h"
 
-#define BYTE_OFFSET 0
-enum { DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 6 };
+#define Q_FLIP 0
+enum { PANELS = 1, DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 6, SIGNED = 0 };
 
 typedef struct {
     __m256 a, b;
@@ -110,7 +110,11 @@ static inline b64 b64_and(b64 v, char m)
 static inline b64 b64_or(b64 x, b64 y) { return (b64){_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 static inline b64 b64_shl(b64 v, int n) { return (b64){_mm256_slli_epi16(v.a, n), _mm256_slli_epi16(v.b, n)}; }
 static inline b64 b64_shr(b64 v, int n) { return (b64){_mm256_srli_epi16(v.a, n), _mm256_srli_epi16(v.b, n)}; }
-static inline b64 b64_flip(b64 v) { return v; } /* BYTE_OFFSET is 0: signed bytes stay as they are */
+static inline b64 b64_sub(b64 v, char n)
+{
+    __m256i k = _mm256_set1_epi8(n);
+    return (b64){_mm256_sub_epi8(v.a, k), _mm256_sub_epi8(v.b, k)};
+}
 static inline b64 b64_fp4(b64 v)
 {
     const __m256i table =
@@ -135,8 +139,13 @@ static inline b64 b64_mac(b64 sum, b64 u, b64 x)
                  _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(u.b, x.b))};
 }
 
-FORCE_INLINE void dot(int R, int bits, const b64 *u, const int8_t *q, size_t stride, int steps, v16 *out)
+FORCE_INLINE void dot_start(const b64 *u, int steps, b64 *start) { (void)u, (void)steps, (void)start; }
+
+FORCE_INLINE void dot(int P, int R, int bits, const b64 *const *panels, const b64 *start0, const b64 *start1, const int8_t *q,
+                      int steps, v16 *out)
 {
+    const b64 *u = panels[0];
+    (void)P, (void)start0, (void)start1;
     const __m256i ones = _mm256_set1_epi16(1);
     const int safe = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1, run = safe < steps ? safe : steps;
     __m256i sum[DOT_ROWS][2];
@@ -147,7 +156,7 @@ FORCE_INLINE void dot(int R, int bits, const b64 *u, const int8_t *q, size_t str
         for (int s = 0; s < run; s++)
             for (int r = 0; r < R; r++) {
                 int32_t four;
-                memcpy(&four, q + (size_t)r * stride + 4 * (s0 + s), 4);
+                memcpy(&four, q + r * TILE + 4 * (s0 + s), 4);
                 __m256i x = _mm256_set1_epi32(four), a = dot4(bits, u[s0 + s].a, x), b = dot4(bits, u[s0 + s].b, x);
                 part[r][0] = s ? _mm256_add_epi16(part[r][0], a) : a;
                 part[r][1] = s ? _mm256_add_epi16(part[r][1], b) : b;

@@ -10,8 +10,8 @@
 
 #include "cpu_priv.h"
 
-#define BYTE_OFFSET 128
-enum { DOT_ROWS = 8, FMA_ROWS = 8, PEAK_CHAINS = 16 };
+#define Q_FLIP 0x80 /* vpdpbusd: unsigned activations, signed weights */
+enum { PANELS = 2, DOT_ROWS = 8, FMA_ROWS = 8, PEAK_CHAINS = 16, SIGNED = 1 };
 
 typedef __m512 v16;
 typedef __m512i b64;
@@ -69,28 +69,46 @@ static inline b64 b64_and(b64 v, char m) { return _mm512_and_si512(v, _mm512_set
 static inline b64 b64_or(b64 x, b64 y) { return _mm512_or_si512(x, y); }
 static inline b64 b64_shl(b64 v, int n) { return _mm512_sllv_epi16(v, _mm512_set1_epi16((short)n)); }
 static inline b64 b64_shr(b64 v, int n) { return _mm512_srlv_epi16(v, _mm512_set1_epi16((short)n)); }
-static inline b64 b64_flip(b64 v) { return _mm512_xor_si512(v, _mm512_set1_epi8((char)0x80)); }
+static inline b64 b64_sub(b64 v, char n) { return _mm512_sub_epi8(v, _mm512_set1_epi8(n)); }
 static inline b64 b64_fp4(b64 v)
 {
-    const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+    const __m128i table = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), v);
 }
 
 static inline b64 b64_mac(b64 sum, b64 u, b64 x) { return _mm512_dpbusd_epi32(sum, u, x); }
 
-FORCE_INLINE void dot(int R, int bits, const b64 *u, const int8_t *q, size_t stride, int steps, v16 *out)
+/* Activations stand 128 above their value: the sums begin with -128 times the sum of the weights. */
+FORCE_INLINE void dot_start(const b64 *u, int steps, b64 *start)
 {
-    __m512i sum[DOT_ROWS];
+    b64 sum = _mm512_setzero_si512();
+    for (int s = 0; s < steps; s++) sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8((char)128), u[s]);
+    *start = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
+}
+
+FORCE_INLINE void dot(int P, int R, int bits, const b64 *const *u, const b64 *start0, const b64 *start1, const int8_t *q,
+                      int steps, v16 *out)
+{
+    b64 sum[DOT_ROWS * PANELS];
+    const b64 *w[PANELS];
     (void)bits;
-    for (int r = 0; r < R; r++) sum[r] = _mm512_setzero_si512();
+    /* The weights are read again for each block of rows. A compiler that sees where they come from keeps all sixteen
+     * vectors in registers, and the sums find no room there. */
+    for (int p = 0; p < P; p++) {
+        w[p] = u[p];
+        __asm__("" : "+r"(w[p]));
+    }
+    for (int r = 0; r < R; r++)
+        for (int p = 0; p < P; p++) sum[r * P + p] = p ? *start1 : *start0;
     UNROLL(8)
     for (int s = 0; s < steps; s++)
         for (int r = 0; r < R; r++) {
             int32_t four;
-            memcpy(&four, q + (size_t)r * stride + 4 * s, 4);
-            sum[r] = _mm512_dpbusd_epi32(sum[r], u[s], _mm512_set1_epi32(four));
+            memcpy(&four, q + r * TILE + 4 * s, 4);
+            b64 x = _mm512_set1_epi32(four);
+            for (int p = 0; p < P; p++) sum[r * P + p] = _mm512_dpbusd_epi32(sum[r * P + p], x, w[p][s]);
         }
-    for (int r = 0; r < R; r++) out[r] = _mm512_cvtepi32_ps(sum[r]);
+    for (int i = 0; i < R * P; i++) out[i] = _mm512_cvtepi32_ps(sum[i]);
 }
 
 #endif

@@ -9,8 +9,8 @@
 
 #include "cpu_priv.h"
 
-#define BYTE_OFFSET 0
-enum { DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 4 };
+#define Q_FLIP 0
+enum { PANELS = 1, DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 4, SIGNED = 1 };
 
 typedef struct {
     float32x4_t v[4];
@@ -152,11 +152,15 @@ static inline b64 b64_shl(b64 x, int n)
     return x;
 }
 static inline b64 b64_shr(b64 x, int n) { return b64_shl(x, -n); }
-static inline b64 b64_flip(b64 v) { return v; } /* BYTE_OFFSET is 0: signed bytes stay as they are */
+static inline b64 b64_sub(b64 x, uint8_t n)
+{
+    for (int i = 0; i < 4; i++) x.val[i] = vsubq_u8(x.val[i], vdupq_n_u8(n));
+    return x;
+}
 static inline b64 b64_fp4(b64 x)
 {
-    static const uint8_t codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-    uint8x16_t table = vld1q_u8(codes);
+    static const int8_t codes[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    uint8x16_t table = vreinterpretq_u8_s8(vld1q_s8(codes));
     for (int i = 0; i < 4; i++) x.val[i] = vqtbl1q_u8(table, x.val[i]);
     return x;
 }
@@ -169,12 +173,17 @@ static inline b64 b64_mac(b64 sum, b64 u, b64 x)
     return sum;
 }
 
-/* u is below 64, or a signed byte: both are right as int8. Lane s of the 16 bytes x is step s. */
+FORCE_INLINE void dot_start(const b64 *u, int steps, b64 *start) { (void)u, (void)steps, (void)start; }
+
+/* Lane s of the 16 bytes x is step s. */
 #define DOT_STEP(s)                                                                                                  \
     for (int i = 0; i < 4; i++) sum[r][i] = vdotq_laneq_s32(sum[r][i], vreinterpretq_s8_u8(u[s0 + s].val[i]), x, s)
 
-FORCE_INLINE void dot(int R, int bits, const b64 *u, const int8_t *q, size_t stride, int steps, v16 *out)
+FORCE_INLINE void dot(int P, int R, int bits, const b64 *const *panels, const b64 *start0, const b64 *start1, const int8_t *q,
+                      int steps, v16 *out)
 {
+    const b64 *u = panels[0];
+    (void)P, (void)start0, (void)start1;
     int32x4_t sum[DOT_ROWS][4];
     (void)bits;
     for (int r = 0; r < R; r++)
@@ -182,7 +191,7 @@ FORCE_INLINE void dot(int R, int bits, const b64 *u, const int8_t *q, size_t str
     UNROLL(2)
     for (int s0 = 0; s0 < steps; s0 += 4)
         for (int r = 0; r < R; r++) {
-            int8x16_t x = vld1q_s8(q + (size_t)r * stride + 4 * s0);
+            int8x16_t x = vld1q_s8(q + r * TILE + 4 * s0);
             DOT_STEP(0);
             DOT_STEP(1);
             DOT_STEP(2);
