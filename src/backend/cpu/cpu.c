@@ -123,12 +123,16 @@ static void prepare_rows(void *arg, int thread, int n_threads)
 {
     struct prepare_job *j = arg;
     struct cpu_acts *a = j->a;
-    float *row = j->c->row + (int64_t)thread * a->Kp;
+    float *scratch = j->c->row + (int64_t)thread * a->Kp;
     int64_t m;
     (void)n_threads;
-    memset(row + a->cols, 0, (size_t)(a->Kp - a->cols) * sizeof *row);
+    memset(scratch + a->cols, 0, (size_t)(a->Kp - a->cols) * sizeof *scratch);
     while ((m = cpu_pool_take(j->c->pool, a->M)) >= 0) {
-        j->c->level.rms_norm(row, j->x + m * a->cols, j->norm, j->eps, a->cols);
+        const float *row = j->x + m * a->cols;
+        if (j->norm || a->cols < a->Kp) {
+            j->c->level.rms_norm(scratch, row, j->norm, j->eps, a->cols);
+            row = scratch;
+        }
         if (j->wants & WANT_QUANT) j->c->level.quantise(a, (int)m, row);
         for (int64_t t = 0; t < a->Kp / TILE && j->wants & WANT_FLOAT; t++)
             memcpy(a->x + acts_at(a, t, (int)m) * TILE, row + t * TILE, TILE * sizeof *row);
@@ -322,7 +326,7 @@ static void cpu_close(struct backend *be)
     cpu_moe_free(c);
     acts_free(&c->acts);
     acts_free(&c->acts2);
-    void *all[] = {c->ids, c->row_seq, c->row_pos, c->pages, c->rope, c->tmp, c->row};
+    void *all[] = {c->ids, c->row_seq, c->row_pos, c->pages, c->rope, c->tmp, c->row, c->blocks};
     for (size_t i = 0; i < COUNT_OF(all); i++) mem_free_aligned(all[i]);
     free(c);
 }

@@ -1,6 +1,7 @@
-/* cpu_attend.c: RoPE, the KV pages and attention over them. One task is one row and one KV head: it walks the row's
- * context page by page with an online softmax, for all query heads that share the KV head. What it computes depends on
- * the row alone, so neither the batch nor the chunking of a prompt changes a bit. */
+/* cpu_attend.c: RoPE, the KV pages and attention over them. One task is some rows of a sequence and one KV head: it walks
+ * their context page by page with an online softmax, for all query heads that share the KV head, and each page is read
+ * once for all of them. What is computed for a row depends on the row alone, page by page and key by key in ascending
+ * order, so neither the batch nor the chunking of a prompt changes a bit. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -124,41 +125,87 @@ void cpu_rope_kv(struct backend *be, const struct rope_kv_args *a)
 
 /* ------------------------------------------------------------------------------------------------ attention */
 
+/* Queries of a task at most; heads of a row at most; queries from which on a page is widened to float once for all. */
+enum { QUERIES = 64, HEADS = 16, WIDE_FROM = 8 };
+
 struct attend_job {
     struct cpu *c;
     const struct attend_args *a;
+    int heads, rows;  /* of a task at most */
+    int n_blocks, head_chunks;
+    float *scratch; /* [threads][task_floats] */
+    size_t task_floats;
 };
 
-/* Query heads [h0, h0 + n) of row t over its context; they share one KV head. */
-static void attend_heads(struct cpu *c, const struct attend_args *a, int t, int h0, int n)
+/* One task: query heads [h0, h0 + heads) of the rows [t0, t0 + rows); query i is head i % heads of row i / heads. */
+struct task {
+    struct cpu *c;
+    const struct attend_args *a;
+    int t0, rows, h0, heads;
+    float *q, *acc;        /* [rows * heads][Dh] */
+    float *wide_k, *wide_v; /* a page as float */
+    float (*p)[KV_PAGE];   /* [rows * heads] */
+    float max[QUERIES], sum[QUERIES], keep[QUERIES];
+};
+
+static void range_of(const struct task *k, int row, int32_t *first, int32_t *last)
 {
-    _Alignas(64) float p[ATTEND_GROUP][KV_PAGE], acc[ATTEND_GROUP * MAX_DH];
-    float max[ATTEND_GROUP], sum[ATTEND_GROUP], keep[ATTEND_GROUP];
-    int Dh = a->Dh, kv_head = h0 / (a->H / a->Hk);
-    int32_t pos = c->row_pos[t], first = a->window > 0 && pos >= a->window ? pos - a->window + 1 : 0;
-    const float *q = a->qkv + ((size_t)t * (size_t)(a->H + 2 * a->Hk) + (size_t)h0) * (size_t)Dh;
-    memset(acc, 0, (size_t)(n * Dh) * sizeof *acc);
-    for (int h = 0; h < n; h++) {
-        max[h] = a->sinks ? a->sinks[h0 + h] : -INFINITY;
-        sum[h] = a->sinks ? 1 : 0;
+    int32_t window = k->a->window;
+    *last = k->c->row_pos[k->t0 + row];
+    *first = window > 0 && *last >= window ? *last - window + 1 : 0;
+}
+
+/* Queries [i, i + n) over keys [from, to) of a page. */
+static void attend_page(struct task *k, int i, int n, const void *keys, const void *values, bool wide, int from, int to)
+{
+    const struct cpu_level *l = &k->c->level;
+    int Dh = k->a->Dh;
+    l->score(k->p + i, k->q + i * Dh, n, keys, wide, Dh, k->a->scale);
+    l->softmax(k->p + i, n, from, to, k->max + i, k->sum + i, k->keep + i);
+    l->mix(k->acc + i * Dh, n, k->keep + i, k->p + i, values, wide, from, to, Dh);
+}
+
+static void attend_task(struct task *k)
+{
+    const struct attend_args *a = k->a;
+    int Dh = a->Dh, n = k->rows * k->heads, kv_head = k->h0 / (a->H / a->Hk);
+    int32_t first, last, begin, end;
+    range_of(k, 0, &begin, &last);
+    range_of(k, k->rows - 1, &first, &end);
+    for (int i = 0; i < n; i++) {
+        int t = k->t0 + i / k->heads, h = k->h0 + i % k->heads;
+        memcpy(k->q + i * Dh, a->qkv + ((size_t)t * (size_t)(a->H + 2 * a->Hk) + (size_t)h) * (size_t)Dh,
+               (size_t)Dh * sizeof *k->q);
+        k->max[i] = a->sinks ? a->sinks[h] : -INFINITY;
+        k->sum[i] = a->sinks ? 1 : 0;
     }
-    for (int32_t page0 = first / KV_PAGE * KV_PAGE; page0 <= pos; page0 += KV_PAGE) {
-        size_t at = block_at(a->kv, a->layer, page_of(c, t, page0), kv_head);
-        int from = first > page0 ? first - page0 : 0, to = pos - page0 < KV_PAGE ? pos - page0 + 1 : KV_PAGE;
-        c->level.score(p, q, n, a->kv->k + at, Dh, a->scale);
-        for (int h = 0; h < n; h++) {
-            float best = max[h];
-            for (int j = from; j < to; j++)
-                if (!(p[h][j] <= best)) best = p[h][j]; /* NaN is taken: it must show */
-            keep[h] = max[h] == -INFINITY ? 0 : expf(max[h] - best);
-            sum[h] = sum[h] * keep[h] + c->level.softmax(p[h], from, to, best);
-            max[h] = best;
+    memset(k->acc, 0, (size_t)(n * Dh) * sizeof *k->acc);
+    for (int32_t page0 = begin / KV_PAGE * KV_PAGE; page0 <= end; page0 += KV_PAGE) {
+        size_t at = block_at(a->kv, a->layer, page_of(k->c, k->t0, page0), kv_head);
+        const void *keys = a->kv->k + at, *values = a->kv->v + at;
+        bool wide = n >= WIDE_FROM;
+        if (wide) {
+            k->c->level.from_f16(k->wide_k, keys, KV_PAGE * Dh);
+            k->c->level.from_f16(k->wide_v, values, KV_PAGE * Dh);
+            keys = k->wide_k, values = k->wide_v;
         }
-        c->level.mix(acc, n, keep, p, a->kv->v + at, from, to, Dh);
+        /* Whole for all rows: the last row's window has not left it, and the first row has reached its end. */
+        if (first <= page0 && last >= page0 + KV_PAGE - 1) {
+            attend_page(k, 0, n, keys, values, wide, 0, KV_PAGE);
+            continue;
+        }
+        for (int row = 0; row < k->rows; row++) {
+            int32_t from, to;
+            range_of(k, row, &from, &to);
+            from = from > page0 ? from - page0 : 0;
+            to = to - page0 < KV_PAGE ? to - page0 + 1 : KV_PAGE;
+            if (from < to) attend_page(k, row * k->heads, k->heads, keys, values, wide, from, to);
+        }
     }
-    for (int h = 0; h < n; h++) {
-        float *out = a->out + ((size_t)t * (size_t)a->H + (size_t)(h0 + h)) * (size_t)Dh;
-        for (int d = 0; d < Dh; d++) out[d] = acc[h * Dh + d] / sum[h];
+    for (int i = 0; i < n; i++) {
+        int t = k->t0 + i / k->heads, h = k->h0 + i % k->heads;
+        float *out = a->out + ((size_t)t * (size_t)a->H + (size_t)h) * (size_t)Dh;
+        for (int d = 0; d < Dh; d++) out[d] = k->acc[i * Dh + d] / k->sum[i];
     }
 }
 
@@ -166,14 +213,37 @@ static void attend_some(void *arg, int thread, int n_threads)
 {
     struct attend_job *j = arg;
     const struct attend_args *a = j->a;
-    int group = a->H / a->Hk;
+    struct cpu *c = j->c;
+    int group = a->H / a->Hk, per_block = a->Hk * j->head_chunks;
+    float *scratch = j->scratch + (size_t)thread * j->task_floats;
     int64_t i;
-    (void)thread, (void)n_threads;
+    (void)n_threads;
     /* Longest contexts last would leave threads idle: rows are taken from the end. */
-    while ((i = cpu_pool_take(j->c->pool, (int64_t)j->c->T * a->Hk)) >= 0) {
-        int t = j->c->T - 1 - (int)(i / a->Hk), kv_head = (int)(i % a->Hk);
-        for (int h = 0; h < group; h += ATTEND_GROUP)
-            attend_heads(j->c, a, t, kv_head * group + h, group - h < ATTEND_GROUP ? group - h : ATTEND_GROUP);
+    while ((i = cpu_pool_take(c->pool, (int64_t)j->n_blocks * per_block)) >= 0) {
+        int b = j->n_blocks - 1 - (int)(i / per_block), chunk = (int)(i % j->head_chunks);
+        int kv_head = (int)(i / j->head_chunks % a->Hk), h = chunk * j->heads;
+        struct task k = {.c = c, .a = a, .t0 = c->blocks[b], .h0 = kv_head * group + h};
+        k.rows = (b + 1 < j->n_blocks ? c->blocks[b + 1] : c->T) - k.t0;
+        k.heads = group - h < j->heads ? group - h : j->heads;
+        k.q = scratch;
+        k.acc = k.q + QUERIES * a->Dh;
+        k.wide_k = k.acc + QUERIES * a->Dh;
+        k.wide_v = k.wide_k + KV_PAGE * a->Dh;
+        k.p = (float (*)[KV_PAGE])(void *)(k.wide_v + KV_PAGE * a->Dh);
+        attend_task(&k);
+    }
+}
+
+/* Cuts the batch's rows into blocks of one sequence each. */
+static void cut_blocks(struct attend_job *j)
+{
+    struct cpu *c = j->c;
+    j->n_blocks = 0;
+    for (int t = 0, begin = 0; t < c->T; t++) {
+        bool starts = t == 0 || c->row_seq[t] != c->row_seq[t - 1] || t - begin == j->rows;
+        if (!starts) continue;
+        begin = t;
+        c->blocks[j->n_blocks++] = t;
     }
 }
 
@@ -192,7 +262,17 @@ void cpu_attend(struct backend *be, const struct attend_args *a)
 {
     struct cpu *c = (struct cpu *)be;
     if (c->err.code) return;
-    struct attend_job job = {c, a};
+    int group = a->H / a->Hk;
+    size_t threads = (size_t)cpu_pool_threads(c->pool);
+    struct attend_job job = {.c = c, .a = a, .heads = group < HEADS ? group : HEADS};
+    job.rows = QUERIES / job.heads;
+    job.head_chunks = (group + job.heads - 1) / job.heads;
+    job.task_floats = size_round_up((size_t)(2 * (QUERIES + KV_PAGE) * a->Dh + QUERIES * KV_PAGE), 16);
+    if (!cpu_grow(c, &c->blocks, &c->blocks_cap, (size_t)c->T * sizeof *c->blocks) ||
+        !cpu_grow(c, &c->tmp, &c->tmp_cap, threads * job.task_floats * sizeof *c->tmp))
+        return;
+    job.scratch = c->tmp;
+    cut_blocks(&job);
     count_attention(c, a);
     /* One short context is done before another thread would have woken. */
     if (c->T == 1 && c->row_pos[0] < 64) cpu_pool_run_alone(c->pool, attend_some, &job);

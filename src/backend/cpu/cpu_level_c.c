@@ -56,6 +56,17 @@ static inline v16 v16_max(v16 y, v16 x)
     v16 r;
     EACH(y.f[i] > x.f[i] ? y.f[i] : x.f[i]);
 }
+static inline float v16_sum(v16 x)
+{
+    for (int step = 8; step > 0; step /= 2)
+        for (int i = 0; i < step; i++) x.f[i] += x.f[i + step];
+    return x.f[0];
+}
+static inline float v16_top(v16 x)
+{
+    for (int i = 1; i < 16; i++) x.f[0] = x.f[i] > x.f[0] ? x.f[i] : x.f[0];
+    return x.f[0];
+}
 static inline v16 v16_round(v16 x)
 {
     v16 r;
@@ -78,7 +89,7 @@ static inline void v16_to_f16(uint16_t *p, v16 x)
     for (int i = 0; i < 16; i++) p[i] = f32_to_f16(x.f[i]);
 }
 
-enum { PEAK_CHAINS = 2 };
+enum { PEAK_CHAINS = 2, ATTEND_ROWS = 2 };
 #include "cpu_vec_impl.h"
 
 enum { ROW_BLOCK = 16 };

@@ -371,32 +371,24 @@ static bool quantised(enum dtype type) { return !float_type(type); }
 
 static void quantise(const struct cpu_acts *a, int m, const float *x)
 {
+    const v16 zero = v16_zero(), minus_one = v16_set(-1);
     for (int64_t t = 0; t < a->Kp / TILE; t++, x += TILE) {
         size_t at = acts_at(a, t, m);
-        int8_t *q = a->q + at * TILE;
-        uint32_t max = 0;
-        for (int k = 0; k < TILE; k++) {
-            uint32_t bits;
-            memcpy(&bits, x + k, 4);
-            bits &= 0x7FFFFFFF;
-            max = bits > max ? bits : max;
-        }
-        float amax, d, inv;
-        memcpy(&amax, &max, 4);
-        d = amax / 127;
-        inv = 127 / amax;
-        if (max >= 0x7F800000) d = NAN, inv = 0; /* infinity or NaN among them: let it be seen in the outputs */
-        if (amax < 1e-35f) d = inv = 0;          /* 127 / amax would overflow: the tile is zero at this scale */
-        int sum0 = 0, sum1 = 0;
-        for (int k = 0; k < TILE; k++) {
-            int v = inv == 0 ? 0 : (int)__builtin_rintf(x[k] * inv);
-            q[k] = (int8_t)v;
-        }
-        for (int k = 0; k < 16; k++) sum0 += q[k], sum1 += q[16 + k];
-        for (int k = 0; k < TILE; k++) q[k] = (int8_t)(q[k] ^ (int8_t)Q_FLIP);
+        v16 lo = v16_load(x), hi = v16_load(x + 16);
+        v16 most = v16_max(v16_max(lo, v16_mul(lo, minus_one)), v16_max(hi, v16_mul(hi, minus_one)));
+        float amax = v16_top(most), d = amax / 127, inv = 127 / amax;
+        /* Infinity or NaN among them: let it be seen in the outputs. Nothing else is not 0 times 0. */
+        if (v16_sum(v16_fma(lo, zero, v16_mul(hi, zero))) != 0) d = NAN, inv = 0;
+        else if (amax < 1e-35f) d = inv = 0; /* 127 / amax would overflow: the tile is zero at this scale */
+        v16 scale = v16_set(inv);
+        lo = inv == 0 ? zero : v16_round(v16_mul(lo, scale));
+        hi = inv == 0 ? zero : v16_round(v16_mul(hi, scale));
+        v16_to_i8(a->q + at * TILE, lo, Q_FLIP);
+        v16_to_i8(a->q + at * TILE + 16, hi, Q_FLIP);
+        float second = v16_sum(hi); /* whole numbers: exact in any order */
         a->d[at] = d;
-        a->s[2 * at] = (float)(sum0 + sum1);
-        a->s[2 * at + 1] = (float)sum1;
+        a->s[2 * at] = v16_sum(lo) + second;
+        a->s[2 * at + 1] = second;
     }
 }
 

@@ -118,7 +118,6 @@ static inline void cpu_store(const struct cpu_out *o, size_t m, size_t r0, const
     }
 }
 
-enum { ATTEND_GROUP = 8 }; /* query heads that read a page of keys and values together */
 
 /* One CPU level: plain C first; each better level replaces what it does better. */
 struct cpu_level {
@@ -139,13 +138,15 @@ struct cpu_level {
     void (*gate)(float *dst, const float *gate, const float *up, float limit, int64_t n);
     /* acc[0..n) += w * y[0..n) */
     void (*add_scaled)(float *acc, const float *y, float w, int64_t n);
-    /* scores[h][j] = scale * q[h] . k_j for n_heads <= ATTEND_GROUP heads of one KV head (q[h] at q + h * Dh), all
-     * KV_PAGE keys of a page; keys are f16 [Dh][KV_PAGE], so that lanes hold keys. */
-    void (*score)(float (*scores)[KV_PAGE], const float *q, int n_heads, const uint16_t *k, int Dh, float scale);
-    /* p[0..KV_PAGE) = exp(p - max) in [from, to), 0 outside; returns their sum */
-    float (*softmax)(float *p, int from, int to, float max);
-    /* acc[h][Dh] = acc[h] * keep[h] + sum over j in [from, to), ascending, of p[h][j] * v_j; values are f16 [KV_PAGE][Dh] */
-    void (*mix)(float *acc, int n_heads, const float *keep, float (*p)[KV_PAGE], const uint16_t *v, int from, int to, int Dh);
+    /* A page is f16, or with `wide` float: keys [Dh][KV_PAGE], so that lanes hold keys, values [KV_PAGE][Dh].
+     * scores[i][j] = scale * q[i] . k_j for n queries [n][Dh] and all keys of the page */
+    void (*score)(float (*scores)[KV_PAGE], const float *q, int n, const void *k, bool wide, int Dh, float scale);
+    /* The online softmax over the keys [from, to) of a page, 0 <= from < to <= KV_PAGE: max[i] becomes the largest
+     * score so far, keep[i] = exp(old max - max), p[i][j] = exp(p[i][j] - max), 0 outside, sum[i] = sum[i] * keep[i] + sum of p[i]. */
+    void (*softmax)(float (*p)[KV_PAGE], int n, int from, int to, float *max, float *sum, float *keep);
+    /* acc[i][Dh] = acc[i] * keep[i] + sum over j in [from, to), ascending, of p[i][j] * v_j */
+    void (*mix)(float *acc, int n, const float *keep, float (*p)[KV_PAGE], const void *v, bool wide, int from, int to, int Dh);
+    void (*from_f16)(float *dst, const uint16_t *src, int64_t n);
     void (*to_f16)(uint16_t *dst, const float *src, int64_t n);
     /* Sums `bytes` bytes (a multiple of 4096, aligned to 64) as words, as fast as they come. */
     uint64_t (*read)(const uint8_t *p, size_t bytes);
@@ -186,7 +187,8 @@ struct cpu {
     struct cpu_acts acts, acts2;
     size_t acts_cap[4], acts2_cap[4];
     float *tmp, *row; /* [threads][...], [threads][Kp] */
-    size_t tmp_cap, row_cap;
+    int32_t *blocks;  /* [T] first rows of attention's blocks */
+    size_t tmp_cap, row_cap, blocks_cap;
     struct cpu_moe_scratch *moe;
 };
 

@@ -11,7 +11,7 @@
 #include "cpu_priv.h"
 
 #define Q_FLIP 0
-enum { PANELS = 1, DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 6, SIGNED = 0 };
+enum { PANELS = 1, DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 6, ATTEND_ROWS = 2, SIGNED = 0 };
 
 typedef struct {
     __m256 a, b;
@@ -55,6 +55,27 @@ static inline void v16_to_f16(uint16_t *p, v16 x)
     _mm_storeu_si128((__m128i *)(void *)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 static inline __m128i load128(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)(const void *)p); }
+static inline float v16_sum(v16 x)
+{
+    __m256 y = _mm256_add_ps(x.a, x.b);
+    __m128 z = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+    z = _mm_add_ps(z, _mm_movehl_ps(z, z));
+    return _mm_cvtss_f32(_mm_add_ss(z, _mm_movehdup_ps(z)));
+}
+static inline float v16_top(v16 x)
+{
+    __m256 y = _mm256_max_ps(x.a, x.b);
+    __m128 z = _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+    z = _mm_max_ps(z, _mm_movehl_ps(z, z));
+    return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
+}
+static inline void v16_to_i8(int8_t *p, v16 x, uint8_t flip)
+{
+    __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)); /* quads 0 2 1 3 */
+    w = _mm256_permute4x64_epi64(w, 0xD8);
+    __m128i v = _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+    _mm_storeu_si128((__m128i *)(void *)p, _mm_xor_si128(v, _mm_set1_epi8((char)flip)));
+}
 static inline v16 v16_f16(const uint8_t *p)
 {
     return (v16){_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 16))};

@@ -11,7 +11,7 @@
 #include "cpu_priv.h"
 
 #define Q_FLIP 0x80 /* vpdpbusd: unsigned activations, signed weights */
-enum { PANELS = 2, DOT_ROWS = 8, FMA_ROWS = 8, PEAK_CHAINS = 16, SIGNED = 1 };
+enum { PANELS = 2, DOT_ROWS = 8, FMA_ROWS = 8, PEAK_CHAINS = 16, ATTEND_ROWS = 8, SIGNED = 1 };
 
 typedef __m512 v16;
 typedef __m512i b64;
@@ -39,6 +39,13 @@ static inline void v16_to_f16(uint16_t *p, v16 x)
 }
 static inline __m128i load128(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)(const void *)p); }
 static inline __m256i load256(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
+static inline float v16_sum(v16 x) { return _mm512_reduce_add_ps(x); }
+static inline float v16_top(v16 x) { return _mm512_reduce_max_ps(x); }
+static inline void v16_to_i8(int8_t *p, v16 x, uint8_t flip)
+{
+    __m128i v = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
+    _mm_storeu_si128((__m128i *)(void *)p, _mm_xor_si128(v, _mm_set1_epi8((char)flip)));
+}
 static inline v16 v16_f16(const uint8_t *p) { return _mm512_cvtph_ps(load256(p)); }
 static inline v16 v16_bf16(const uint8_t *p)
 {

@@ -10,7 +10,7 @@
 #include "cpu_priv.h"
 
 #define Q_FLIP 0
-enum { PANELS = 1, DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 4, SIGNED = 1 };
+enum { PANELS = 1, DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 4, ATTEND_ROWS = 2, SIGNED = 1 };
 
 typedef struct {
     float32x4_t v[4];
@@ -83,6 +83,19 @@ static inline v16 from_halves(uint16x8_t lo, uint16x8_t hi)
         {vcvt_f32_f16(vget_low_f16(a)), vcvt_high_f32_f16(a), vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)}};
 }
 static inline uint16x8_t load_u16(const uint8_t *p) { return vreinterpretq_u16_u8(vld1q_u8(p)); }
+static inline float v16_sum(v16 x)
+{
+    float32x4_t y = vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3]));
+    float32x2_t z = vadd_f32(vget_low_f32(y), vget_high_f32(y));
+    return vget_lane_f32(z, 0) + vget_lane_f32(z, 1);
+}
+static inline float v16_top(v16 x) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.v[0], x.v[1]), vmaxq_f32(x.v[2], x.v[3]))); }
+static inline void v16_to_i8(int8_t *p, v16 x, uint8_t flip)
+{
+    int16x8_t lo = vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(x.v[0])), vqmovn_s32(vcvtnq_s32_f32(x.v[1])));
+    int16x8_t hi = vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(x.v[2])), vqmovn_s32(vcvtnq_s32_f32(x.v[3])));
+    vst1q_s8(p, veorq_s8(vcombine_s8(vqmovn_s16(lo), vqmovn_s16(hi)), vdupq_n_s8((int8_t)flip)));
+}
 static inline v16 v16_f16(const uint8_t *p) { return from_halves(load_u16(p), load_u16(p + 16)); }
 static inline v16 v16_bf16(const uint8_t *p)
 {
