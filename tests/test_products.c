@@ -14,7 +14,7 @@
 
 #include "cpu_priv.h"
 
-static const char *const level_names[] = {"c", "avx2", "avx512", "neon"};
+static const char *const level_names[] = {"c", "avx2", "avx512", "avx512bf16", "neon"};
 
 static uint64_t next_random(uint64_t *s)
 {
@@ -183,11 +183,14 @@ static void row_minimum(const struct matrix *x, int64_t r, float *low)
 
 enum inputs { NORMAL, EXTREME, EXTREME_PAIRS, SPARSE, INPUTS_COUNT };
 
+static bool wants_quant(const struct cpu_level *l) { return l->wants(DT_Q8_0) & WANT_QUANT; }
+
 static void quantise_row(const struct cpu_level *l, const struct cpu_acts *a, int m)
 {
     float *row = must_alloc((size_t)a->Kp * sizeof *row);
     for (int64_t t = 0; t < a->Kp / TILE; t++) memcpy(row + t * TILE, a->x + acts_at(a, t, m) * TILE, TILE * sizeof *row);
-    l->quantise(a, m, row);
+    if (l->quantise) l->quantise(a, m, row, true);
+    if (l->to_bf16) l->to_bf16(a, m, row);
     mem_free_aligned(row);
 }
 
@@ -201,6 +204,7 @@ static struct cpu_acts acts_new(const struct cpu_level *l, int M, int64_t cols, 
     uint64_t s = (uint64_t)kind + 99;
     a.x = must_alloc(n * sizeof *a.x);
     a.q = must_alloc(n);
+    a.b = must_alloc(n * sizeof *a.b);
     a.d = must_alloc(n / TILE * sizeof *a.d);
     a.s = must_alloc(2 * n / TILE * sizeof *a.s);
     memset(a.x, 0, n * sizeof *a.x);
@@ -220,18 +224,21 @@ static void acts_free(struct cpu_acts *a)
 {
     mem_free_aligned(a->x);
     mem_free_aligned(a->q);
+    mem_free_aligned(a->b);
     mem_free_aligned(a->d);
     mem_free_aligned(a->s);
 }
 
 /* What the product at this level is a product with: [M][cols]. */
-static double *act_values(const struct cpu_level *l, const struct cpu_acts *a, bool quant)
+static double *act_values(const struct cpu_level *l, const struct cpu_acts *a, int wants)
 {
     double *v = must_alloc((size_t)a->M * (size_t)a->cols * sizeof *v);
     for (int m = 0; m < a->M; m++)
         for (int64_t k = 0; k < a->cols; k++) {
             size_t at = acts_at(a, k / TILE, m) * TILE + (size_t)(k % TILE);
-            v[m * a->cols + k] = quant ? (double)a->d[at / TILE] * quant_at(l, a, at) : (double)a->x[at];
+            v[m * a->cols + k] = wants & WANT_QUANT  ? (double)a->d[at / TILE] * quant_at(l, a, at)
+                                 : wants & WANT_BF16 ? (double)bf16_to_f32(a->b[at])
+                                                     : (double)a->x[at];
         }
     return v;
 }
@@ -267,11 +274,11 @@ struct what {
 /* |y - truth| within 1e-6 of the sum of |terms|: for formats with a minimum its part and the code's part are terms of
  * their own. A row with a NaN weight is NaN. */
 static void check_values(const struct cpu_level *l, const struct what *w, const struct matrix *x, const struct cpu_acts *a,
-                         bool quant, const float *y)
+                         int wants, const float *y)
 {
     size_t cols = (size_t)x->m.cols;
     float *row = must_alloc(cols * sizeof *row), *low = must_alloc(cols * sizeof *low);
-    double *values = act_values(l, a, quant);
+    double *values = act_values(l, a, wants);
     for (int64_t r = 0; r < x->m.rows; r++) {
         dmat_row(&x->m, r, row);
         row_minimum(x, r, low);
@@ -286,7 +293,8 @@ static void check_values(const struct cpu_level *l, const struct what *w, const 
             float got = y[(size_t)m * (size_t)x->m.rows + (size_t)r];
             /* Below the normal numbers of float nothing is relative: a scale there is off by half a unit of 2^-149,
              * which a code (up to 12) and an activation multiply, and every sum by half a unit more. */
-            double allowed = 1e-6 * terms + 0x1p-149 * (6 * all + (double)cols);
+            double least = wants & WANT_BF16 ? 0x1p-126 : 0x1p-149;
+            double allowed = 1e-6 * terms + least * (6 * all + (double)cols);
             if (isnan(sum) ? !isnan(got) : !(fabs(got - sum) <= allowed))
                 fail_msg(
                     "%s %s %lldx%lld weights %d inputs %d: element %d,%lld is %.9g, not %.9g (terms %.3g, off %.2g)",
@@ -322,7 +330,7 @@ static void check_bits(const struct cpu_level *l, const struct cpu_part *p, cons
 
 static void check_product(const struct cpu_level *l, struct what w, const struct matrix *x, const struct cpu_part *p)
 {
-    bool quant = l->quantised(p->type);
+    int wants = l->wants(p->type);
     for (int inputs = 0; inputs < INPUTS_COUNT; inputs++) {
         struct cpu_acts a = acts_new(l, 33, x->m.cols, (enum inputs)inputs);
         size_t n = (size_t)p->rows * (size_t)a.M;
@@ -330,7 +338,7 @@ static void check_product(const struct cpu_level *l, struct what w, const struct
         w.inputs = inputs;
         l->product(p, 0, p->panels, &a, 0, a.M, &(struct cpu_out){.out = y, .stride = (size_t)p->rows});
         guards_hold(y, n);
-        check_values(l, &w, x, &a, quant, y);
+        check_values(l, &w, x, &a, wants, y);
         check_bits(l, p, &a, y);
         guarded_free(y);
         acts_free(&a);
@@ -546,7 +554,7 @@ static void quantised_as_promised(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT_OF(level_names); i++) {
         struct cpu_level l;
-        if (!level_here(&l, level_names[i]) || !l.quantised(DT_Q8_0)) continue;
+        if (!level_here(&l, level_names[i]) || !wants_quant(&l)) continue;
         for (int inputs = 0; inputs < INPUTS_COUNT; inputs++) {
             struct cpu_acts a = acts_new(&l, 3, 172, (enum inputs)inputs);
             for (int64_t t = 0; t < a.M * a.Kp / TILE; t++) {
@@ -587,7 +595,7 @@ static void bad_activations_show(void **state)
         size_t at = acts_at(&a, 1, 2);
         a.x[at * TILE + 8] = bad[i % COUNT_OF(bad)];
         quantise_row(&l, &a, 2);
-        if (l.quantised(DT_Q8_0)) {
+        if (wants_quant(&l)) {
             assert_true(isnan(a.d[at])); /* and nothing was made whole that cannot be */
             for (int k = 0; k < TILE; k++) assert_int_equal(quant_at(&l, &a, at * TILE + (size_t)k), 0);
         }
@@ -609,7 +617,7 @@ static void tiny_activations_are_zero(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT_OF(level_names); i++) {
         struct cpu_level l;
-        if (!level_here(&l, level_names[i]) || !l.quantised(DT_Q8_0)) continue;
+        if (!level_here(&l, level_names[i]) || !wants_quant(&l)) continue;
         struct cpu_acts a = acts_new(&l, 1, 64, NORMAL);
         for (int k = 0; k < 64; k++) a.x[k] = k % 2 ? 1e-39f : -1e-45f;
         quantise_row(&l, &a, 0);

@@ -147,7 +147,7 @@ static int time_backend(struct bench *b, struct err *e)
 
 int engine_time_kernels(const struct backend_opts *o, engine_kernel_fn *seen, void *user, struct err *e)
 {
-    static const char *const levels[] = {"avx2", "avx512", "neon"};
+    static const char *const levels[] = {"avx2", "avx512", "avx512bf16", "neon"};
     int n = o->cpu_level ? 1 : (int)COUNT_OF(levels), timed = 0;
     for (int i = 0; i < n; i++) {
         struct bench b = {.seen = seen, .user = user};

@@ -107,7 +107,7 @@ static void cpu_begin(struct backend *be, const struct batch *b)
 int cpu_wants(const struct cpu *c, const struct bweight *w)
 {
     int wants = 0;
-    for (int i = 0; i < w->n_parts; i++) wants |= c->level.quantised(w->part[i].type) ? WANT_QUANT : WANT_FLOAT;
+    for (int i = 0; i < w->n_parts; i++) wants |= c->level.wants(w->part[i].type);
     return wants;
 }
 
@@ -133,13 +133,14 @@ static void prepare_rows(void *arg, int thread, int n_threads)
             j->c->level.rms_norm(scratch, row, j->norm, j->eps, a->cols);
             row = scratch;
         }
-        if (j->wants & WANT_QUANT) j->c->level.quantise(a, (int)m, row);
+        if (j->wants & WANT_QUANT) j->c->level.quantise(a, (int)m, row, j->wants & WANT_SUMS);
+        if (j->wants & WANT_BF16) j->c->level.to_bf16(a, (int)m, row);
         for (int64_t t = 0; t < a->Kp / TILE && j->wants & WANT_FLOAT; t++)
             memcpy(a->x + acts_at(a, t, (int)m) * TILE, row + t * TILE, TILE * sizeof *row);
     }
 }
 
-bool cpu_acts_grow(struct cpu *c, struct cpu_acts *a, size_t cap[4], int M, int64_t K, int wants)
+bool cpu_acts_grow(struct cpu *c, struct cpu_acts *a, size_t cap[ACT_BUFFERS], int M, int64_t K, int wants)
 {
     int64_t Kp = (K + TILE - 1) / TILE * TILE;
     size_t n = (size_t)M * (size_t)Kp, tiles = n / TILE;
@@ -147,12 +148,13 @@ bool cpu_acts_grow(struct cpu *c, struct cpu_acts *a, size_t cap[4], int M, int6
     a->cols = K;
     a->Kp = Kp;
     if (wants & WANT_FLOAT && !cpu_grow(c, &a->x, &cap[0], n * sizeof *a->x)) return false;
+    if (wants & WANT_BF16 && !cpu_grow(c, &a->b, &cap[4], n * sizeof *a->b)) return false;
     return !(wants & WANT_QUANT) ||
            (cpu_grow(c, &a->q, &cap[1], n) && cpu_grow(c, &a->d, &cap[2], tiles * sizeof *a->d) &&
             cpu_grow(c, &a->s, &cap[3], 2 * tiles * sizeof *a->s));
 }
 
-bool cpu_prepare(struct cpu *c, struct cpu_acts *a, size_t cap[4], const float *x, int M, int64_t K, const float *norm, float eps,
+bool cpu_prepare(struct cpu *c, struct cpu_acts *a, size_t cap[ACT_BUFFERS], const float *x, int M, int64_t K, const float *norm, float eps,
                  int wants)
 {
     size_t threads = (size_t)cpu_pool_threads(c->pool);
@@ -187,7 +189,8 @@ static void count_products(struct cpu *c, const struct cpu_group *groups, int n)
     for (int i = 0; i < n; i++)
         for (int k = 0; k < groups[i].w->n_parts; k++) {
             const struct cpu_part *p = &groups[i].w->part[k];
-            int unit = c->level.quantised(p->type) ? UNIT_INT8 : UNIT_FP32;
+            int wants = c->level.wants(p->type);
+            int unit = wants & WANT_QUANT ? UNIT_INT8 : wants & WANT_BF16 ? UNIT_BF16 : UNIT_FP32;
             c->stats.weight_bytes += part_bytes(p);
             c->stats.ops[unit] += 2 * (uint64_t)(p->rows * p->cols) * (uint64_t)(groups[i].last - groups[i].first);
         }
@@ -316,6 +319,7 @@ static void acts_free(struct cpu_acts *a)
     mem_free_aligned(a->q);
     mem_free_aligned(a->d);
     mem_free_aligned(a->s);
+    mem_free_aligned(a->b);
 }
 
 static void cpu_close(struct backend *be)

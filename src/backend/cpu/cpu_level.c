@@ -22,6 +22,12 @@ static bool have_avx512(void)
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
 }
+/* Where a bf16 dot does twice the work of a float multiply-add in the same time. On Intel's cores it takes four times as
+ * long, and float is faster. */
+static bool have_avx512bf16(void)
+{
+    return have_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_is("amd");
+}
 #elif defined(__aarch64__)
 static bool have_neon(void)
 {
@@ -39,6 +45,7 @@ static const struct {
 #if defined(__x86_64__)
     {"avx2", have_avx2, cpu_level_avx2},
     {"avx512", have_avx512, cpu_level_avx512},
+    {"avx512bf16", have_avx512bf16, cpu_level_avx512bf16},
 #elif defined(__aarch64__)
     {"neon", have_neon, cpu_level_neon},
 #endif

@@ -129,13 +129,11 @@ static void product(const struct cpu_part *p, int64_t p0, int64_t p1, const stru
     }
 }
 
-static bool quantised(enum dtype type)
+static int wants(enum dtype type)
 {
     (void)type;
-    return false;
+    return WANT_FLOAT;
 }
-
-static void quantise(const struct cpu_acts *a, int m, const float *x) { (void)a, (void)m, (void)x; }
 
 static uint64_t read_bytes(const uint8_t *p, size_t bytes)
 {
@@ -152,8 +150,7 @@ void cpu_level_c(struct cpu_level *l)
 {
     l->name = "c";
     vec_fill(l);
-    l->quantised = quantised;
-    l->quantise = quantise;
+    l->wants = wants;
     l->product = product;
     l->read = read_bytes;
 }

@@ -65,5 +65,6 @@ int cpu_limits(struct backend *be, struct backend_limits *out, struct err *e)
     mem_free_aligned(bytes);
     add_unit(out, &j, "fp32", c->level.peak_fp32, c->level.fp32_ops); /* in the order of UNIT_ */
     if (c->level.int8_ops) add_unit(out, &j, "int8", c->level.peak_int8, c->level.int8_ops);
+    if (c->level.bf16_ops) add_unit(out, &j, "bf16", c->level.peak_bf16, c->level.bf16_ops);
     return OK;
 }

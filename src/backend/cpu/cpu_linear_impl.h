@@ -1,7 +1,8 @@
 /* cpu_linear_impl: products over packed tiles, written once and included by each SIMD level's file, which defines
  *   v16          16 floats, one a lane: v16_zero v16_load v16_store v16_set v16_add v16_mul, v16_fma(a, b, c) of
- *                a * b + c; from 16 elements at a pointer: v16_f16 v16_bf16 v16_i8 v16_u8 v16_e8m0, and v16_e4m3,
- *                which gives a 256th of the value (what the bits are worth as an F16)
+ *                a * b + c; from 16 elements at a pointer: v16_f16 v16_i8 v16_u8 v16_e8m0, and v16_e4m3, which
+ *                gives a 256th of the value (what the bits are worth as an F16); from 16 pairs at a pointer, the first
+ *                of each and the second: v16_bf16_pair, v16_e4m3_pair (a 256th)
  *   b64          64 bytes: b64_load b64_and(a, byte) b64_or b64_shl(a, n) b64_shr(a, n) (16-bit shifts: mask after
  *                them) b64_fp4 (codes to 2 * value + 12) b64_flip (xor 0x80)
  *   dot          the integer dot products of 16 lanes over some steps of a tile, for R rows of activations and P
@@ -9,6 +10,9 @@
  *   PANELS, DOT_ROWS, FMA_ROWS  panels and rows of activations that are taken at once where there are enough
  *   SIGNED       1 where dot wants all weights as signed bytes; 0: codes as they are, above their value by `offset`
  *   Q_FLIP       what activations are stored xor with (level->q_flip)
+ *   BF16_DOT     1 where products with BF16 and F8 weights take bf16 activations: b64_e4m3_pairs (16 pairs of codes at a
+ *                pointer to pairs of bf16, a 256th of the value), v16_dot_bf16(sum, weights, x) of a pair of each lane
+ *                and one pair for all, and v16_to_bf16
  *
  * Two families of tiles. Float tiles become float w[32][16] and are multiplied column by column. Integer tiles become
  * bytes u[8][16][4] with value = scale * (u - offset) or scale * u + min; activations are int8 with a scale a tile,
@@ -222,13 +226,20 @@ FORCE_INLINE void panel_int(enum dtype type, int P, const struct cpu_part *p, in
 
 /* ------------------------------------------------------------------------------------------------ float tiles */
 
-FORCE_INLINE v16 column(enum dtype type, const uint8_t *tile, int k)
+/* Columns k and k + 1 of a tile; k is even. */
+FORCE_INLINE void columns(enum dtype type, const uint8_t *tile, int k, v16 *even, v16 *odd)
 {
     switch (type) {
-    case DT_F32: return v16_load((const float *)(const void *)(tile + 64 * k));
-    case DT_F16: return v16_f16(tile + 32 * k);
-    case DT_BF16: return v16_bf16(tile + 32 * k);
-    default: return v16_e4m3(tile + 16 * k);
+    case DT_F32:
+        *even = v16_load((const float *)(const void *)(tile + 64 * k));
+        *odd = v16_load((const float *)(const void *)(tile + 64 * k + 64));
+        break;
+    case DT_F16:
+        *even = v16_f16(tile + 32 * k);
+        *odd = v16_f16(tile + 32 * k + 32);
+        break;
+    case DT_BF16: v16_bf16_pair(tile + 32 * k, even, odd); break;
+    default: v16_e4m3_pair(tile + 16 * k, even, odd); break;
     }
 }
 
@@ -240,20 +251,31 @@ FORCE_INLINE void rows_float(enum dtype type, int P, int R, v16 (*w)[TILE], cons
 {
     v16 sum[FMA_ROWS * PANELS];
     for (int i = 0; i < R * P; i++) sum[i] = v16_zero();
-    UNROLL(4)
-    for (int k = 0; k < TILE; k++) {
-        v16 col[PANELS];
-        for (int p = 0; p < P; p++) col[p] = w ? w[p][k] : column(type, tile, k);
-        for (int r = 0; r < R; r++) {
-            v16 v = v16_set(x[r * TILE + k]);
-            for (int p = 0; p < P; p++) sum[r * P + p] = v16_fma(col[p], v, sum[r * P + p]);
+    UNROLL(2)
+    for (int k = 0; k < TILE; k += 2) {
+        v16 col[2][PANELS];
+        for (int p = 0; p < P; p++) {
+            if (w) col[0][p] = w[p][k], col[1][p] = w[p][k + 1];
+            else columns(type, tile, k, &col[0][p], &col[1][p]);
         }
+        for (int i = 0; i < 2; i++)
+            for (int r = 0; r < R; r++) {
+                v16 v = v16_set(x[r * TILE + k + i]);
+                for (int p = 0; p < P; p++) sum[r * P + p] = v16_fma(col[i][p], v, sum[r * P + p]);
+            }
     }
     for (int i = 0; i < R * P; i++) {
         v16 before = v16_load(acc + i * PANEL);
         v16_store(acc + i * PANEL,
                   type == DT_F8_E4M3 ? v16_fma(sum[i], scale[i % P], before) : v16_add(before, sum[i]));
     }
+}
+
+/* What sums of 256ths in tile t are multiplied by. */
+FORCE_INLINE v16 scale_f8(const struct cpu_part *p, int64_t panel, int64_t t)
+{
+    const float *at = p->scale + (panel * p->scale_runs + (t + p->scale_tile0) / p->scale_tiles) * PANEL;
+    return v16_mul(v16_load(at), v16_set(256));
 }
 
 FORCE_INLINE void panel_float(enum dtype type, int P, const struct cpu_part *p, int64_t panel, int64_t t0, int64_t t1,
@@ -265,9 +287,7 @@ FORCE_INLINE void panel_float(enum dtype type, int P, const struct cpu_part *p, 
         v16 w[PANELS][TILE], scale[PANELS];
         for (int i = 0; i < P; i++) {
             fetch_ahead(tile + (size_t)i * p->panel_bytes, p->tile_bytes);
-            if (type != DT_F8_E4M3) continue;
-            const float *at = p->scale + ((panel + i) * p->scale_runs + (t + p->scale_tile0) / p->scale_tiles) * PANEL;
-            scale[i] = v16_mul(v16_load(at), v16_set(256));
+            if (type == DT_F8_E4M3) scale[i] = scale_f8(p, panel + i, t);
         }
         if (one) {
             for (int i = 0; i < P; i++)
@@ -275,7 +295,8 @@ FORCE_INLINE void panel_float(enum dtype type, int P, const struct cpu_part *p, 
             continue;
         }
         for (int i = 0; i < P; i++)
-            for (int k = 0; k < TILE; k++) w[i][k] = column(type, tile + (size_t)i * p->panel_bytes, k);
+            for (int k = 0; k < TILE; k += 2)
+                columns(type, tile + (size_t)i * p->panel_bytes, k, &w[i][k], &w[i][k + 1]);
         int m = 0;
         for (; m + FMA_ROWS <= n; m += FMA_ROWS)
             rows_float(type, P, FMA_ROWS, w, tile, scale, x + m * TILE, acc + m * P * PANEL);
@@ -291,16 +312,93 @@ FORCE_INLINE void panel_float(enum dtype type, int P, const struct cpu_part *p, 
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ the table */
+/* ------------------------------------------------------------------------------------------------ bf16 tiles */
 
 static inline bool float_type(enum dtype type)
 {
     return type == DT_F32 || type == DT_F16 || type == DT_BF16 || type == DT_F8_E4M3;
 }
+static inline bool bf16_type(enum dtype type) { return BF16_DOT && (type == DT_BF16 || type == DT_F8_E4M3); }
+
+#if BF16_DOT
+/* acc[R][P][16] += R rows of activations times tiles of pairs w[P][16]. The tile has a sum of its own, as above. */
+FORCE_INLINE void rows_bf16(enum dtype type, int P, int R, const uint8_t *const *w, const v16 *scale, const uint16_t *x,
+                            float *acc)
+{
+    v16 sum[FMA_ROWS * PANELS];
+    for (int i = 0; i < R * P; i++) sum[i] = v16_zero();
+    UNROLL(4)
+    for (int k = 0; k < TILE / 2; k++) {
+        b64 pairs[PANELS];
+        for (int p = 0; p < P; p++) pairs[p] = b64_load(w[p] + 64 * k);
+        for (int r = 0; r < R; r++)
+            for (int p = 0; p < P; p++) sum[r * P + p] = v16_dot_bf16(sum[r * P + p], pairs[p], x + r * TILE + 2 * k);
+    }
+    for (int i = 0; i < R * P; i++) {
+        v16 before = v16_load(acc + i * PANEL);
+        v16_store(acc + i * PANEL, type == DT_F8_E4M3 ? v16_fma(sum[i], scale[i % P], before) : v16_add(before, sum[i]));
+    }
+}
+
+FORCE_INLINE void panel_bf16(enum dtype type, int P, const struct cpu_part *p, int64_t panel, int64_t t0, int64_t t1,
+                             const struct cpu_acts *a, int m0, int n, bool one, float *acc)
+{
+    const uint8_t *tile = p->data + (size_t)panel * p->panel_bytes + (size_t)t0 * p->tile_bytes;
+    for (int64_t t = t0; t < t1; t++, tile += p->tile_bytes) {
+        const uint16_t *x = a->b + acts_at(a, t, m0) * TILE;
+        _Alignas(64) uint8_t wide[PANELS][64 * TILE / 2];
+        const uint8_t *w[PANELS];
+        v16 scale[PANELS];
+        for (int i = 0; i < P; i++) {
+            w[i] = tile + (size_t)i * p->panel_bytes;
+            fetch_ahead(w[i], p->tile_bytes);
+            if (type != DT_F8_E4M3) continue;
+            for (int k = 0; k < TILE / 2; k++) b64_store(wide[i] + 64 * k, b64_e4m3_pairs(w[i] + 32 * k));
+            w[i] = wide[i];
+            scale[i] = scale_f8(p, panel + i, t);
+        }
+        int m = 0;
+        for (; !one && m + FMA_ROWS <= n; m += FMA_ROWS)
+            rows_bf16(type, P, FMA_ROWS, w, scale, x + m * TILE, acc + m * P * PANEL);
+        if (!one && m + 4 <= n) rows_bf16(type, P, 4, w, scale, x + m * TILE, acc + m * P * PANEL), m += 4;
+        if (!one && m + 2 <= n) rows_bf16(type, P, 2, w, scale, x + m * TILE, acc + m * P * PANEL), m += 2;
+        if (one || m < n) rows_bf16(type, P, 1, w, scale, x + m * TILE, acc + m * P * PANEL);
+    }
+}
+
+static void round_bf16(const struct cpu_acts *a, int m, const float *x)
+{
+    for (int64_t t = 0; t < a->Kp / TILE; t++)
+        for (int i = 0; i < TILE; i += 16) v16_to_bf16(a->b + acts_at(a, t, m) * TILE + i, v16_load(x + t * TILE + i));
+}
+
+static float peak_bf16(int n)
+{
+    const uint16_t one[2] = {0x3F80, 0x3F80};
+    uint8_t bytes[64];
+    v16 sum[PEAK_CHAINS], all = v16_zero();
+    memset(bytes, 0x3D, sizeof bytes);
+    b64 w = b64_load(bytes);
+    for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = v16_set((float)i);
+    for (int k = 0; k < n; k++)
+        for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = v16_dot_bf16(sum[i], w, one);
+    for (int i = 0; i < PEAK_CHAINS; i++) all = v16_add(all, sum[i]);
+    return v16_sum(all);
+}
+#endif
+
+/* ------------------------------------------------------------------------------------------------ the table */
 
 FORCE_INLINE void panels_of(enum dtype type, int P, const struct cpu_part *p, int64_t panel, int64_t t0, int64_t t1,
                             const struct cpu_acts *a, int m0, int n, float *acc)
 {
+#if BF16_DOT
+    if (bf16_type(type)) {
+        if (n == 1) panel_bf16(type, P, p, panel, t0, t1, a, m0, n, true, acc);
+        else panel_bf16(type, P, p, panel, t0, t1, a, m0, n, false, acc);
+        return;
+    }
+#endif
     if (float_type(type)) {
         if (n == 1) panel_float(type, P, p, panel, t0, t1, a, m0, n, true, acc);
         else panel_float(type, P, p, panel, t0, t1, a, m0, n, false, acc);
@@ -315,7 +413,8 @@ FORCE_INLINE void block_of(enum dtype type, const struct cpu_part *p, int64_t p0
                            int n, const struct cpu_out *out)
 {
     _Alignas(64) float acc[ROW_BLOCK * PANEL_BLOCK * PANEL]; /* of panel p0 + i at i * n * PANEL */
-    int64_t run = ROW_BYTES / (n * TILE * (int64_t)(float_type(type) ? sizeof *a->x : sizeof *a->q)) / 8 * 8;
+    int64_t size = bf16_type(type) ? sizeof *a->b : float_type(type) ? sizeof *a->x : sizeof *a->q;
+    int64_t run = ROW_BYTES / (n * TILE * size) / 8 * 8;
     if (run < 8) run = 8;
     memset(acc, 0, (size_t)(n * (p1 - p0) * PANEL) * sizeof *acc);
     for (int64_t t0 = 0; t0 < p->tiles; t0 += run) {
@@ -367,26 +466,34 @@ static void product(const struct cpu_part *p, int64_t p0, int64_t p1, const stru
     }
 }
 
-static bool quantised(enum dtype type) { return !float_type(type); }
-
-static void quantise(const struct cpu_acts *a, int m, const float *x)
+static int wants(enum dtype type)
 {
-    const v16 zero = v16_zero(), minus_one = v16_set(-1);
+    if (bf16_type(type)) return WANT_BF16;
+    if (float_type(type)) return WANT_FLOAT;
+    return WANT_QUANT | (!SIGNED || kind_of(type).min ? WANT_SUMS : 0);
+}
+
+static void quantise(const struct cpu_acts *a, int m, const float *x, bool sums)
+{
+    const v16 zero = v16_zero();
     for (int64_t t = 0; t < a->Kp / TILE; t++, x += TILE) {
         size_t at = acts_at(a, t, m);
         v16 lo = v16_load(x), hi = v16_load(x + 16);
-        v16 most = v16_max(v16_max(lo, v16_mul(lo, minus_one)), v16_max(hi, v16_mul(hi, minus_one)));
-        float amax = v16_top(most), d = amax / 127, inv = 127 / amax;
-        /* Infinity or NaN among them: let it be seen in the outputs. Nothing else is not 0 times 0. */
-        if (v16_sum(v16_fma(lo, zero, v16_mul(hi, zero))) != 0) d = NAN, inv = 0;
-        else if (amax < 1e-35f) d = inv = 0; /* 127 / amax would overflow: the tile is zero at this scale */
+        uint32_t bits = v16_top_bits(lo, hi);
+        float amax, d, inv;
+        memcpy(&amax, &bits, sizeof amax);
+        d = amax / 127;
+        inv = 127 / amax;
+        if (bits >= 0x7F800000) d = NAN, inv = 0; /* infinity or NaN among them: let it be seen in the outputs */
+        if (amax < 1e-35f) d = inv = 0;           /* 127 / amax would overflow: the tile is zero at this scale */
         v16 scale = v16_set(inv);
         lo = inv == 0 ? zero : v16_round(v16_mul(lo, scale));
         hi = inv == 0 ? zero : v16_round(v16_mul(hi, scale));
         v16_to_i8(a->q + at * TILE, lo, Q_FLIP);
         v16_to_i8(a->q + at * TILE + 16, hi, Q_FLIP);
-        float second = v16_sum(hi); /* whole numbers: exact in any order */
         a->d[at] = d;
+        if (!sums) continue;
+        float second = v16_sum(hi); /* whole numbers: exact in any order */
         a->s[2 * at] = v16_sum(lo) + second;
         a->s[2 * at + 1] = second;
     }
@@ -429,8 +536,13 @@ static void linear_fill(struct cpu_level *l)
     l->peak_int8 = peak_int8;
     l->int8_ops = 2 * 64 * PEAK_CHAINS;
     l->read = read_bytes;
-    l->quantised = quantised;
+    l->wants = wants;
     l->quantise = quantise;
     l->q_flip = Q_FLIP;
     l->product = product;
+#if BF16_DOT
+    l->to_bf16 = round_bf16;
+    l->peak_bf16 = peak_bf16;
+    l->bf16_ops = 2 * 32 * PEAK_CHAINS;
+#endif
 }

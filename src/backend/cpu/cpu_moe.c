@@ -17,7 +17,7 @@ struct cpu_moe_scratch {
     int32_t *count;                    /* [E + 1] */
     size_t cap[9];
     struct cpu_acts rows;
-    size_t rows_cap[4];
+    size_t rows_cap[ACT_BUFFERS];
 };
 
 void cpu_moe_free(struct cpu *c)
@@ -25,7 +25,7 @@ void cpu_moe_free(struct cpu *c)
     struct cpu_moe_scratch *s = c->moe;
     if (!s) return;
     void *all[] = {s->logits, s->weight, s->h,      s->y,      s->chosen, s->slot_of, s->token,
-                   s->groups, s->count,  s->rows.x, s->rows.q, s->rows.d, s->rows.s};
+                   s->groups, s->count,  s->rows.x, s->rows.q, s->rows.d, s->rows.s, s->rows.b};
     for (size_t i = 0; i < COUNT_OF(all); i++) mem_free_aligned(all[i]);
     free(s);
     c->moe = NULL;
@@ -84,6 +84,7 @@ static void gather_tiles(void *arg, int thread, int n_threads)
         for (int i = 0; i < to->M; i++) {
             size_t at = acts_at(to, t, i), of = acts_at(from, t, j->token[i]);
             if (j->wants & WANT_FLOAT) memcpy(to->x + at * TILE, from->x + of * TILE, TILE * sizeof *to->x);
+            if (j->wants & WANT_BF16) memcpy(to->b + at * TILE, from->b + of * TILE, TILE * sizeof *to->b);
             if (!(j->wants & WANT_QUANT)) continue;
             memcpy(to->q + at * TILE, from->q + of * TILE, TILE);
             memcpy(to->s + 2 * at, from->s + 2 * of, 2 * sizeof *to->s);

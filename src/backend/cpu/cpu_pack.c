@@ -212,11 +212,13 @@ static void pack_lane(const struct dmat *m, int64_t r, int64_t t, int lane, uint
         for (int k = 0; k < n; k++) memcpy(tile + 64 * k + 4 * lane, row + 4 * (t * TILE + k), 4);
         break;
     case DT_F16:
-    case DT_BF16:
         for (int k = 0; k < n; k++) memcpy(tile + 32 * k + 2 * lane, row + 2 * (t * TILE + k), 2);
         break;
+    case DT_BF16:
+        for (int k = 0; k < n; k++) memcpy(tile + 64 * (k / 2) + 4 * lane + 2 * (k % 2), row + 2 * (t * TILE + k), 2);
+        break;
     case DT_F8_E4M3:
-        for (int k = 0; k < n; k++) tile[16 * k + lane] = row[t * TILE + k];
+        for (int k = 0; k < n; k++) tile[32 * (k / 2) + 2 * lane + k % 2] = row[t * TILE + k];
         break;
     case DT_MXFP4:
         tile[lane] = bs[t];
@@ -286,19 +288,12 @@ static void pack_tile_16(const struct dmat *m, int64_t r0, int64_t t, uint8_t *t
     }
 }
 
-/* A whole tile of bytes, in squares of 8 by 8. */
-static void pack_tile_8(const struct dmat *m, int64_t r0, int64_t t, uint8_t *tile)
+/* A whole tile of which pairs of columns go together, in words of `width` bytes a lane. */
+FORCE_INLINE void pack_tile_pairs(const struct dmat *m, int64_t r0, int64_t t, size_t width, uint8_t *tile)
 {
-    for (int l = 0; l < PANEL; l += 8) {
-        const uint8_t *row = m->data + (size_t)(r0 + l) * m->row_stride + TILE * t;
-        for (int k = 0; k < TILE; k += 8) {
-            uint64_t v[8];
-            for (int i = 0; i < 8; i++) v[i] = load64(row + (size_t)i * m->row_stride + k);
-            for (int i = 0; i < 8; i += 2) exchange(&v[i], &v[i + 1], 8, 0x00FF00FF00FF00FF);
-            for (int i = 0; i < 8; i += i % 2 ? 3 : 1) exchange(&v[i], &v[i + 2], 16, 0x0000FFFF0000FFFF);
-            for (int i = 0; i < 4; i++) exchange(&v[i], &v[i + 4], 32, 0x00000000FFFFFFFF);
-            for (int i = 0; i < 8; i++) memcpy(tile + 16 * (k + i) + l, &v[i], 8);
-        }
+    for (size_t l = 0; l < PANEL; l++) {
+        const uint8_t *row = m->data + (size_t)(r0 + (int64_t)l) * m->row_stride + (size_t)t * (TILE / 2) * width;
+        for (size_t k = 0; k < TILE / 2; k++) memcpy(tile + (PANEL * k + l) * width, row + k * width, width);
     }
 }
 
@@ -310,8 +305,9 @@ static void pack_panel(const struct dmat *m, const struct cpu_part *p, int64_t p
     for (int64_t t = 0; t < p->tiles; t++) {
         uint8_t *head, *tile = tile_at(p, panel, t, &head);
         bool whole = lanes == PANEL && (t + 1) * TILE <= m->cols;
-        if (whole && (m->type == DT_F16 || m->type == DT_BF16)) pack_tile_16(m, r0, t, tile);
-        else if (whole && m->type == DT_F8_E4M3) pack_tile_8(m, r0, t, tile);
+        if (whole && m->type == DT_F16) pack_tile_16(m, r0, t, tile);
+        else if (whole && m->type == DT_BF16) pack_tile_pairs(m, r0, t, 4, tile);
+        else if (whole && m->type == DT_F8_E4M3) pack_tile_pairs(m, r0, t, 2, tile);
         else
             for (int l = 0; l < lanes; l++) pack_lane(m, r0 + l, t, l, head, tile);
     }
@@ -421,6 +417,8 @@ static inline int sixth_at(const uint8_t *bits, int lane, int k)
     return (bits[64 * (k / 16) + 4 * lane + k % 4] >> 2 * (k / 4 % 4) & 3) << 4;
 }
 
+static inline uint16_t half_at(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
+
 /* Every element of lanes [l0, l0 + n): out[k * n + l] with value(k, l), l counted from l0. */
 #define EACH(value)                                                                                                  \
     for (int k = 0; k < TILE; k++)                                                                                   \
@@ -441,8 +439,8 @@ FORCE_INLINE void decode(const struct cpu_part *p, int64_t panel, int64_t t, int
     case DT_F16:
         for (int k = 0; k < TILE; k++) half_scales(b + 32 * k, l0, n, out + k * n);
         break;
-    case DT_BF16: EACH(bf16_to_f32((uint16_t)(b[32 * k + 2 * (l0 + l)] | b[32 * k + 2 * (l0 + l) + 1] << 8))); break;
-    case DT_F8_E4M3: EACH(e4m3_to_f32(b[16 * k + l0 + l]) * scale[l]); break;
+    case DT_BF16: EACH(bf16_to_f32(half_at(b + 64 * (k / 2) + 4 * (l0 + l) + 2 * (k % 2)))); break;
+    case DT_F8_E4M3: EACH(e4m3_to_f32(b[32 * (k / 2) + 2 * (l0 + l) + k % 2]) * scale[l]); break;
     case DT_MXFP4:
     case DT_MXFP4_GGUF:
         for (int l = 0; l < n; l++) d[l] = e8m0_to_f32(b[l0 + l]);

@@ -4,7 +4,8 @@
  * Packed weights. A matrix becomes panels of 16 outputs (rows padded with zeros); inside a panel the columns go in tiles
  * of 32 (columns padded with zeros), so that SIMD lanes hold outputs and no horizontal sum is needed. One tile is one
  * step of every kernel; its bytes by type (lane l = output 16 p + l, k = column in the tile):
- *   F32, F16, BF16, F8   [k 32][lane 16] elements; F8: a float scale a lane for each run of columns with one scale
+ *   F32, F16             [k 32][lane 16] elements
+ *   BF16, F8             [k / 2][lane 16][2] elements; F8: a float scale a lane for each run of columns with one scale
  *   nibble types         [s 4][lane 16][j 4] bytes: low nibble k = 4 s + j, high nibble k = 16 + 4 s + j
  *   byte type (Q8_0)     [s 8][lane 16][j 4] int8: k = 4 s + j
  *   scales before them   Q4_0, Q5_0, Q8_0: d f16[16]; Q4_1, Q5_1: d, m f16[16]; MXFP4: e8m0[16]; NVFP4: e4m3 [2][16]
@@ -88,13 +89,17 @@ void cpu_part_row(const struct cpu_part *p, int64_t r, float *out);
  *   q [Kp / TILE][M][TILE] int8, d [Kp / TILE][M] float: x ~ d * q, d = max|x| / 127 over the tile, q round to nearest
  *     even; as the level's kernels want it, q is stored xor level->q_flip
  *   s [Kp / TILE][M][2] float: the sum of q over the tile, and over its columns 16-31
- * x is filled for parts whose level computes in float, the others for parts it computes in int8 (level->quantised). */
+ *   b [Kp / TILE][M][TILE] bf16: x rounded to nearest even
+ * Filled is what the level wants for the types of the weights at hand (level->wants). */
+enum { WANT_FLOAT = 1, WANT_QUANT = 2, WANT_SUMS = 4, WANT_BF16 = 8 };
+enum { ACT_BUFFERS = 5 };
 struct cpu_acts {
     int M;
     int64_t cols, Kp;
     float *x;
     int8_t *q;
     float *d, *s;
+    uint16_t *b;
 };
 static inline size_t acts_at(const struct cpu_acts *a, int64_t tile, int m) { return (size_t)tile * (size_t)a->M + (size_t)m; }
 
@@ -122,10 +127,12 @@ static inline void cpu_store(const struct cpu_out *o, size_t m, size_t r0, const
 /* One CPU level: plain C first; each better level replaces what it does better. */
 struct cpu_level {
     const char *name;
-    /* True if products with this type take int8 activations at this level. */
-    bool (*quantised)(enum dtype type);
-    /* Fills q, d, s of row m from x[Kp]. */
-    void (*quantise)(const struct cpu_acts *a, int m, const float *x);
+    /* What products with this type take at this level: WANT_FLOAT, WANT_BF16 or WANT_QUANT, with WANT_SUMS or without. */
+    int (*wants)(enum dtype type);
+    /* Fills q and d, and with `sums` s, of row m from x[Kp]. */
+    void (*quantise)(const struct cpu_acts *a, int m, const float *x, bool sums);
+    /* Fills b of row m from x[Kp]; NULL where no type wants it. */
+    void (*to_bf16)(const struct cpu_acts *a, int m, const float *x);
     uint8_t q_flip; /* 0x80 where the kernels take activations as unsigned bytes, 128 above their value; else 0 */
     /* W[r] . x[m] for m in [first, last) and the rows r of panels [p0, p1), stored by `out` (indices as in the part).
      * Each element is summed over its tiles in ascending order in one accumulator, whatever the number of rows. */
@@ -150,17 +157,19 @@ struct cpu_level {
     void (*to_f16)(uint16_t *dst, const float *src, int64_t n);
     /* Sums `bytes` bytes (a multiple of 4096, aligned to 64) as words, as fast as they come. */
     uint64_t (*read)(const uint8_t *p, size_t bytes);
-    /* `n` rounds of PEAK_OPS multiply-adds on registers, in int8 as dot products take them, and in float. The result
-     * only keeps them from being dropped. */
-    float (*peak_int8)(int n);
+    /* `n` rounds of multiply-adds on registers: in float, in int8 and in bf16 as dot products take them. The result only
+     * keeps them from being dropped. */
     float (*peak_fp32)(int n);
-    int int8_ops, fp32_ops; /* operations of a round, 2 a multiply-add; int8_ops 0: no such unit */
+    float (*peak_int8)(int n);
+    float (*peak_bf16)(int n);
+    int fp32_ops, int8_ops, bf16_ops; /* operations of a round, 2 a multiply-add; 0: no such unit */
 };
 
 /* The levels; those of other architectures are not built. */
 void cpu_level_c(struct cpu_level *l);
 void cpu_level_avx2(struct cpu_level *l);
 void cpu_level_avx512(struct cpu_level *l);
+void cpu_level_avx512bf16(struct cpu_level *l);
 void cpu_level_neon(struct cpu_level *l);
 /* The best level this machine has, at most `limit` (NULL: no limit). */
 int cpu_level_choose(struct cpu_level *l, const char *limit, struct err *e) MUST_CHECK;
@@ -185,7 +194,7 @@ struct cpu {
 
     /* Scratch, grown when a larger step comes, never inside a step of known size. */
     struct cpu_acts acts, acts2;
-    size_t acts_cap[4], acts2_cap[4];
+    size_t acts_cap[ACT_BUFFERS], acts2_cap[ACT_BUFFERS];
     float *tmp, *row; /* [threads][...], [threads][Kp] */
     int32_t *blocks;  /* [T] first rows of attention's blocks */
     size_t tmp_cap, row_cap, blocks_cap;
@@ -196,11 +205,10 @@ struct cpu {
  * if memory is out. */
 bool cpu_grow(struct cpu *c, void *buf_ptr, size_t *cap, size_t bytes);
 /* acts = rms_norm(x[M, K]; norm) padded, in the forms that are wanted. */
-enum { WANT_FLOAT = 1, WANT_QUANT = 2 };
-bool cpu_prepare(struct cpu *c, struct cpu_acts *acts, size_t cap[4], const float *x, int M, int64_t K, const float *norm, float eps,
+bool cpu_prepare(struct cpu *c, struct cpu_acts *acts, size_t cap[ACT_BUFFERS], const float *x, int M, int64_t K, const float *norm, float eps,
                  int wants);
 /* Room for M rows of K columns in those forms. */
-bool cpu_acts_grow(struct cpu *c, struct cpu_acts *acts, size_t cap[4], int M, int64_t K, int wants);
+bool cpu_acts_grow(struct cpu *c, struct cpu_acts *acts, size_t cap[ACT_BUFFERS], int M, int64_t K, int wants);
 int cpu_wants(const struct cpu *c, const struct bweight *w);
 
 /* Rows [first, last) of acts belong to one weight: an expert's tokens, or all rows. */
@@ -214,7 +222,7 @@ void cpu_grouped_linear(struct cpu *c, const struct cpu_group *groups, int n, co
 /* out[m, F] = act(gate, up) for every group. */
 void cpu_grouped_gate(struct cpu *c, const struct cpu_group *groups, int n, const struct cpu_acts *a, float *out, float limit);
 
-enum { UNIT_FP32, UNIT_INT8 }; /* of backend_stats */
+enum { UNIT_FP32, UNIT_INT8, UNIT_BF16 }; /* of backend_stats */
 /* cpu_limits.c */
 int cpu_limits(struct backend *be, struct backend_limits *out, struct err *e);
 

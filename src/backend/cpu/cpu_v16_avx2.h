@@ -10,6 +10,7 @@
 
 #include "cpu_priv.h"
 
+#define BF16_DOT 0
 #define Q_FLIP 0
 enum { PANELS = 1, DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 6, ATTEND_ROWS = 2, SIGNED = 0 };
 
@@ -69,6 +70,17 @@ static inline float v16_top(v16 x)
     z = _mm_max_ps(z, _mm_movehl_ps(z, z));
     return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
 }
+/* The bits of the largest magnitude: not a finite number, if any is not. */
+static inline uint32_t v16_top_bits(v16 x, v16 y)
+{
+    const __m256 low = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
+    __m256i m = _mm256_max_epu32(_mm256_max_epu32(_mm256_castps_si256(_mm256_and_ps(x.a, low)), _mm256_castps_si256(_mm256_and_ps(x.b, low))),
+                                 _mm256_max_epu32(_mm256_castps_si256(_mm256_and_ps(y.a, low)), _mm256_castps_si256(_mm256_and_ps(y.b, low))));
+    __m128i z = _mm_max_epu32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    z = _mm_max_epu32(z, _mm_srli_si128(z, 8));
+    z = _mm_max_epu32(z, _mm_srli_si128(z, 4));
+    return (uint32_t)_mm_cvtsi128_si32(z);
+}
 static inline void v16_to_i8(int8_t *p, v16 x, uint8_t flip)
 {
     __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)); /* quads 0 2 1 3 */
@@ -80,11 +92,17 @@ static inline v16 v16_f16(const uint8_t *p)
 {
     return (v16){_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 16))};
 }
-static inline __m256 widen_bf16(__m128i v)
+static inline void bf16_halves(const uint8_t *p, __m256 *even, __m256 *odd)
 {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
+    __m256i v = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    *even = _mm256_castsi256_ps(_mm256_slli_epi32(v, 16));
+    *odd = _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xFFFF0000)));
 }
-static inline v16 v16_bf16(const uint8_t *p) { return (v16){widen_bf16(load128(p)), widen_bf16(load128(p + 16))}; }
+static inline void v16_bf16_pair(const uint8_t *p, v16 *even, v16 *odd)
+{
+    bf16_halves(p, &even->a, &odd->a);
+    bf16_halves(p + 32, &even->b, &odd->b);
+}
 static inline v16 v16_u8(const uint8_t *p)
 {
     __m128i v = load128(p);
@@ -97,13 +115,22 @@ static inline v16 v16_i8(const uint8_t *p)
     return (v16){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)),
                  _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(v, 8)))};
 }
-/* The seven bits below the sign become an F16's exponent and mantissa; NaN codes become F16's. */
-static inline v16 v16_e4m3(const uint8_t *p)
+/* Codes in the upper bytes of 16 words: the seven bits below the sign become an F16's exponent and mantissa; NaN codes
+ * become F16's. */
+static inline v16 e4m3_words(__m256i v)
 {
-    __m256i v = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load128(p)), 7), nan_code = _mm256_set1_epi16(0x3F80);
+    const __m256i nan_code = _mm256_set1_epi16(0x3F80);
+    v = _mm256_srai_epi16(v, 1);
     __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(v, nan_code), nan_code);
     __m256i h = _mm256_or_si256(_mm256_and_si256(v, _mm256_set1_epi16((short)0xBF80)), _mm256_srli_epi16(nan, 1));
     return (v16){_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+}
+static inline v16 v16_e4m3(const uint8_t *p) { return e4m3_words(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load128(p)), 8)); }
+static inline void v16_e4m3_pair(const uint8_t *p, v16 *even, v16 *odd)
+{
+    __m256i v = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    *even = e4m3_words(_mm256_slli_epi16(v, 8));
+    *odd = e4m3_words(_mm256_and_si256(v, _mm256_set1_epi16((short)0xFF00)));
 }
 static inline __m256 exp2_bits(__m256i c)
 {

@@ -10,6 +10,9 @@
 
 #include "cpu_priv.h"
 
+#ifndef BF16_DOT
+#define BF16_DOT 0
+#endif
 #define Q_FLIP 0x80 /* vpdpbusd: unsigned activations, signed weights */
 enum { PANELS = 2, DOT_ROWS = 8, FMA_ROWS = 8, PEAK_CHAINS = 16, ATTEND_ROWS = 8, SIGNED = 1 };
 
@@ -47,10 +50,24 @@ static inline void v16_to_i8(int8_t *p, v16 x, uint8_t flip)
     _mm_storeu_si128((__m128i *)(void *)p, _mm_xor_si128(v, _mm_set1_epi8((char)flip)));
 }
 static inline v16 v16_f16(const uint8_t *p) { return _mm512_cvtph_ps(load256(p)); }
-static inline v16 v16_bf16(const uint8_t *p)
+static inline void split_pairs(__m512i v, v16 *even, v16 *odd)
 {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16));
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(v, 16));
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xFFFF0000)));
 }
+static inline void v16_bf16_pair(const uint8_t *p, v16 *even, v16 *odd) { split_pairs(_mm512_loadu_si512(p), even, odd); }
+/* Exponent and mantissa move by four bits, the exponent's bias from 7 to 127 - 8; what has no exponent is looked up. */
+static inline __m512i b64_e4m3_pairs(const uint8_t *p)
+{
+    static const uint16_t small[32] = {0x0000, 0x3700, 0x3780, 0x37C0, 0x3800, 0x3820, 0x3840, 0x3860}; /* k * 2^-17 */
+    __m512i v = _mm512_cvtepi8_epi16(load256(p)), seven = _mm512_set1_epi16(0x7F);
+    __m512i r = _mm512_and_si512(_mm512_slli_epi16(v, 4), _mm512_set1_epi16(0x07F0));
+    r = _mm512_add_epi16(r, _mm512_set1_epi16((127 - 7 - 8) << 7));
+    r = _mm512_mask_permutexvar_epi16(r, _mm512_testn_epi16_mask(v, _mm512_set1_epi16(0x78)), v, _mm512_loadu_si512(small));
+    r = _mm512_mask_mov_epi16(r, _mm512_cmpeq_epi16_mask(_mm512_and_si512(v, seven), seven), _mm512_set1_epi16(0x7FC0));
+    return _mm512_ternarylogic_epi32(r, v, _mm512_set1_epi16((short)0x8000), 0xF8); /* r | (v & sign) */
+}
+static inline void v16_e4m3_pair(const uint8_t *p, v16 *even, v16 *odd) { split_pairs(b64_e4m3_pairs(p), even, odd); }
 static inline v16 v16_u8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load128(p))); }
 static inline v16 v16_i8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(p))); }
 /* The seven bits below the sign become an F16's exponent and mantissa; NaN codes become F16's. */
@@ -71,6 +88,14 @@ static inline v16 v16_e8m0(const uint8_t *p)
     return _mm512_castsi512_ps(bits);
 }
 
+/* The bits of the largest magnitude: not a finite number, if any is not. */
+static inline uint32_t v16_top_bits(v16 x, v16 y)
+{
+    const __m512i low = _mm512_set1_epi32(0x7FFFFFFF);
+    return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(x), low),
+                                                    _mm512_and_si512(_mm512_castps_si512(y), low)));
+}
+
 static inline b64 b64_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
 static inline b64 b64_and(b64 v, char m) { return _mm512_and_si512(v, _mm512_set1_epi8(m)); }
 static inline b64 b64_or(b64 x, b64 y) { return _mm512_or_si512(x, y); }
@@ -84,6 +109,21 @@ static inline b64 b64_fp4(b64 v)
 }
 
 static inline b64 b64_mac(b64 sum, b64 u, b64 x) { return _mm512_dpbusd_epi32(sum, u, x); }
+
+#if BF16_DOT
+static inline void b64_store(uint8_t *p, b64 v) { _mm512_storeu_si512(p, v); }
+static inline v16 v16_dot_bf16(v16 sum, b64 w, const uint16_t *x)
+{
+    int32_t two;
+    memcpy(&two, x, sizeof two);
+    return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(two));
+}
+static inline void v16_to_bf16(uint16_t *p, v16 x)
+{
+    __m256bh v = _mm512_cvtneps_pbh(x);
+    memcpy(p, &v, sizeof v);
+}
+#endif
 
 /* Activations stand 128 above their value: the sums begin with -128 times the sum of the weights. */
 FORCE_INLINE void dot_start(const b64 *u, int steps, b64 *start)

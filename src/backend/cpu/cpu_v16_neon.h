@@ -9,6 +9,7 @@
 
 #include "cpu_priv.h"
 
+#define BF16_DOT 0
 #define Q_FLIP 0
 enum { PANELS = 1, DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 4, ATTEND_ROWS = 2, SIGNED = 1 };
 
@@ -90,6 +91,17 @@ static inline float v16_sum(v16 x)
     return vget_lane_f32(z, 0) + vget_lane_f32(z, 1);
 }
 static inline float v16_top(v16 x) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.v[0], x.v[1]), vmaxq_f32(x.v[2], x.v[3]))); }
+/* The bits of the largest magnitude: not a finite number, if any is not. */
+static inline uint32_t v16_top_bits(v16 x, v16 y)
+{
+    const uint32x4_t low = vdupq_n_u32(0x7FFFFFFF);
+    uint32x4_t top = vdupq_n_u32(0);
+    for (int i = 0; i < 4; i++) {
+        top = vmaxq_u32(top, vandq_u32(vreinterpretq_u32_f32(x.v[i]), low));
+        top = vmaxq_u32(top, vandq_u32(vreinterpretq_u32_f32(y.v[i]), low));
+    }
+    return vmaxvq_u32(top);
+}
 static inline void v16_to_i8(int8_t *p, v16 x, uint8_t flip)
 {
     int16x8_t lo = vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(x.v[0])), vqmovn_s32(vcvtnq_s32_f32(x.v[1])));
@@ -97,12 +109,13 @@ static inline void v16_to_i8(int8_t *p, v16 x, uint8_t flip)
     vst1q_s8(p, veorq_s8(vcombine_s8(vqmovn_s16(lo), vqmovn_s16(hi)), vdupq_n_s8((int8_t)flip)));
 }
 static inline v16 v16_f16(const uint8_t *p) { return from_halves(load_u16(p), load_u16(p + 16)); }
-static inline v16 v16_bf16(const uint8_t *p)
+static inline void v16_bf16_pair(const uint8_t *p, v16 *even, v16 *odd)
 {
-    uint16x8_t a = load_u16(p), b = load_u16(p + 16);
-    return (v16){
-        {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(a), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(a, 16)),
-         vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(b), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(b, 16))}};
+    for (int i = 0; i < 4; i++) {
+        uint32x4_t v = vreinterpretq_u32_u8(vld1q_u8(p + 16 * i));
+        even->v[i] = vreinterpretq_f32_u32(vshlq_n_u32(v, 16));
+        odd->v[i] = vreinterpretq_f32_u32(vandq_u32(v, vdupq_n_u32(0xFFFF0000)));
+    }
 }
 static inline v16 from_words(uint16x8_t lo, uint16x8_t hi)
 {
@@ -121,17 +134,25 @@ static inline v16 v16_i8(const uint8_t *p)
     return (v16){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), vcvtq_f32_s32(vmovl_high_s16(lo)),
                   vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), vcvtq_f32_s32(vmovl_high_s16(hi))}};
 }
-static inline uint16x8_t e4m3_half(int16x8_t b)
+/* Codes in the upper bytes of 8 words: the seven bits below the sign become an F16's exponent and mantissa; NaN codes
+ * become F16's. */
+static inline uint16x8_t e4m3_half(uint16x8_t words)
 {
-    uint16x8_t v = vshlq_n_u16(vreinterpretq_u16_s16(b), 7), nan_code = vdupq_n_u16(0x3F80);
+    uint16x8_t v = vreinterpretq_u16_s16(vshrq_n_s16(vreinterpretq_s16_u16(words), 1)), nan_code = vdupq_n_u16(0x3F80);
     uint16x8_t nan = vceqq_u16(vandq_u16(v, nan_code), nan_code);
     return vorrq_u16(vandq_u16(v, vdupq_n_u16(0xBF80)), vshrq_n_u16(nan, 1));
 }
-/* The seven bits below the sign become an F16's exponent and mantissa; NaN codes become F16's. */
 static inline v16 v16_e4m3(const uint8_t *p)
 {
-    int8x16_t b = vreinterpretq_s8_u8(vld1q_u8(p));
-    return from_halves(e4m3_half(vmovl_s8(vget_low_s8(b))), e4m3_half(vmovl_high_s8(b)));
+    uint8x16_t b = vld1q_u8(p);
+    return from_halves(e4m3_half(vshll_n_u8(vget_low_u8(b), 8)), e4m3_half(vshll_high_n_u8(b, 8)));
+}
+static inline void v16_e4m3_pair(const uint8_t *p, v16 *even, v16 *odd)
+{
+    const uint16x8_t upper = vdupq_n_u16(0xFF00);
+    uint16x8_t a = load_u16(p), b = load_u16(p + 16);
+    *even = from_halves(e4m3_half(vshlq_n_u16(a, 8)), e4m3_half(vshlq_n_u16(b, 8)));
+    *odd = from_halves(e4m3_half(vandq_u16(a, upper)), e4m3_half(vandq_u16(b, upper)));
 }
 static inline float32x4_t exp2_bits(uint32x4_t c)
 {
