@@ -408,7 +408,8 @@ FORCE_INLINE void panels_of(enum dtype type, int P, const struct cpu_part *p, in
     }
 }
 
-/* Rows [m0, m0 + n) times panels [p0, p1), n and p1 - p0 at most a block. */
+/* Rows [m0, m0 + n) times panels [p0, p1), n and p1 - p0 at most a block. One row goes panel by panel, in the order of
+ * memory: it waits for nothing else. */
 FORCE_INLINE void block_of(enum dtype type, const struct cpu_part *p, int64_t p0, int64_t p1, const struct cpu_acts *a, int m0,
                            int n, const struct cpu_out *out)
 {
@@ -419,12 +420,12 @@ FORCE_INLINE void block_of(enum dtype type, const struct cpu_part *p, int64_t p0
     memset(acc, 0, (size_t)(n * (p1 - p0) * PANEL) * sizeof *acc);
     for (int64_t t0 = 0; t0 < p->tiles; t0 += run) {
         int64_t t1 = t0 + run < p->tiles ? t0 + run : p->tiles, panel = p0;
-        for (; panel + PANELS <= p1; panel += PANELS)
+        for (; n > 1 && panel + PANELS <= p1; panel += PANELS)
             panels_of(type, PANELS, p, panel, t0, t1, a, m0, n, acc + (panel - p0) * n * PANEL);
-        if (PANELS > 1 && panel < p1) panels_of(type, 1, p, panel, t0, t1, a, m0, n, acc + (panel - p0) * n * PANEL);
+        for (; panel < p1; panel++) panels_of(type, 1, p, panel, t0, t1, a, m0, n, acc + (panel - p0) * n * PANEL);
     }
     for (int64_t panel = p0; panel < p1;) {
-        int P = panel + PANELS <= p1 ? PANELS : 1;
+        int P = n > 1 && panel + PANELS <= p1 ? PANELS : 1;
         const float *sums = acc + (panel - p0) * n * PANEL;
         int64_t row = panel * PANEL, left = p->rows - row, width = left < P * PANEL ? left : P * PANEL;
         for (int m = 0; m < n; m++) cpu_store(out, (size_t)(m0 + m), (size_t)row, sums + m * P * PANEL, (size_t)width);
