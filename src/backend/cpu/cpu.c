@@ -119,25 +119,34 @@ struct prepare_job {
     int wants;
 };
 
+/* Rows side by side share cache lines: two threads must not take turns with them. */
+enum { PREPARE_ROWS = 8 };
+
+static void prepare_row(const struct prepare_job *j, int m, float *scratch)
+{
+    const struct cpu_acts *a = j->a;
+    const struct cpu_level *l = &j->c->level;
+    const float *row = j->x + m * a->cols;
+    if (j->norm || a->cols < a->Kp) {
+        l->rms_norm(scratch, row, j->norm, j->eps, a->cols);
+        row = scratch;
+    }
+    if (j->wants & WANT_QUANT) l->quantise(a, m, row, j->wants & WANT_SUMS);
+    if (j->wants & WANT_BF16) l->to_bf16(a, m, row);
+    for (int64_t t = 0; t < a->Kp / TILE && j->wants & WANT_FLOAT; t++)
+        memcpy(a->x + acts_at(a, t, m) * TILE, row + t * TILE, TILE * sizeof *row);
+}
+
 static void prepare_rows(void *arg, int thread, int n_threads)
 {
     struct prepare_job *j = arg;
-    struct cpu_acts *a = j->a;
+    const struct cpu_acts *a = j->a;
     float *scratch = j->c->row + (int64_t)thread * a->Kp;
-    int64_t m;
+    int64_t i;
     (void)n_threads;
     memset(scratch + a->cols, 0, (size_t)(a->Kp - a->cols) * sizeof *scratch);
-    while ((m = cpu_pool_take(j->c->pool, a->M)) >= 0) {
-        const float *row = j->x + m * a->cols;
-        if (j->norm || a->cols < a->Kp) {
-            j->c->level.rms_norm(scratch, row, j->norm, j->eps, a->cols);
-            row = scratch;
-        }
-        if (j->wants & WANT_QUANT) j->c->level.quantise(a, (int)m, row, j->wants & WANT_SUMS);
-        if (j->wants & WANT_BF16) j->c->level.to_bf16(a, (int)m, row);
-        for (int64_t t = 0; t < a->Kp / TILE && j->wants & WANT_FLOAT; t++)
-            memcpy(a->x + acts_at(a, t, (int)m) * TILE, row + t * TILE, TILE * sizeof *row);
-    }
+    while ((i = cpu_pool_take(j->c->pool, (a->M + PREPARE_ROWS - 1) / PREPARE_ROWS)) >= 0)
+        for (int m = (int)i * PREPARE_ROWS; m < a->M && m < ((int)i + 1) * PREPARE_ROWS; m++) prepare_row(j, m, scratch);
 }
 
 bool cpu_acts_grow(struct cpu *c, struct cpu_acts *a, size_t cap[ACT_BUFFERS], int M, int64_t K, int wants)
@@ -161,7 +170,7 @@ bool cpu_prepare(struct cpu *c, struct cpu_acts *a, size_t cap[ACT_BUFFERS], con
     if (!cpu_acts_grow(c, a, cap, M, K, wants)) return false;
     if (!cpu_grow(c, &c->row, &c->row_cap, threads * (size_t)a->Kp * sizeof *c->row)) return false;
     struct prepare_job job = {c, a, x, norm, eps, wants};
-    if (M < 4) cpu_pool_run_alone(c->pool, prepare_rows, &job);
+    if (M <= PREPARE_ROWS) cpu_pool_run_alone(c->pool, prepare_rows, &job);
     else cpu_pool_run(c->pool, prepare_rows, &job);
     return true;
 }
