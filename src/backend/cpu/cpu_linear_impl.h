@@ -207,7 +207,7 @@ FORCE_INLINE void panel_int(enum dtype type, int P, const struct cpu_part *p, in
             v16 lane_scale = p->scale_runs ? v16_load(p->scale + (panel + i) * PANEL) : v16_zero();
             fetch_ahead(tile, p->tile_bytes);
             unpack(type, tile - (size_t)(t % 8) * p->tile_bytes - p->group_head, tile, lane_scale, &it[i]);
-            for (int h = 0; h < k.halves; h++) dot_start(it[i].u + 4 * h, 8 / k.halves, it[i].start + h);
+            for (int h = 0; h < k.halves; h++) dot_start(k.bits, !k.min, it[i].u + 4 * h, 8 / k.halves, it[i].start + h);
         }
         int m = 0;
         for (; !one && m + DOT_ROWS <= n; m += DOT_ROWS) rows_int(k, P, DOT_ROWS, it, a, m0 + m, t, acc + m * P * PANEL);

@@ -187,7 +187,10 @@ static inline b64 b64_mac(b64 sum, b64 u, b64 x)
                  _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(u.b, x.b))};
 }
 
-FORCE_INLINE void dot_start(const b64 *u, int steps, b64 *start) { (void)u, (void)steps, (void)start; }
+FORCE_INLINE void dot_start(int bits, bool sign, const b64 *u, int steps, b64 *start)
+{
+    (void)bits, (void)sign, (void)u, (void)steps, (void)start;
+}
 
 FORCE_INLINE void dot(int P, int R, int bits, const b64 *const *panels, const b64 *start0, const b64 *start1, const int8_t *q,
                       int steps, v16 *out)

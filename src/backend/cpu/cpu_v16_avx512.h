@@ -125,11 +125,16 @@ static inline void v16_to_bf16(uint16_t *p, v16 x)
 }
 #endif
 
-/* Activations stand 128 above their value: the sums begin with -128 times the sum of the weights. */
-FORCE_INLINE void dot_start(const b64 *u, int steps, b64 *start)
+/* Activations stand 128 above their value: the sums begin with -128 times the sum of the weights. Weights of up to 6 bits
+ * are added as bytes first: 8 of 5 bits and 4 of 6 bits stay in range, signed or (without a sign) not. */
+FORCE_INLINE void dot_start(int bits, bool sign, const b64 *u, int steps, b64 *start)
 {
-    b64 sum = _mm512_setzero_si512();
-    for (int s = 0; s < steps; s++) sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8((char)128), u[s]);
+    const b64 above = _mm512_set1_epi8((char)128), one = _mm512_set1_epi8(1);
+    b64 sum = _mm512_setzero_si512(), bytes = u[0];
+    for (int s = 1; s < steps && bits < 8; s++) bytes = _mm512_add_epi8(bytes, u[s]);
+    if (bits < 8 && sign) sum = _mm512_dpbusd_epi32(sum, above, bytes);
+    if (bits < 8 && !sign) sum = _mm512_slli_epi32(_mm512_dpbusd_epi32(sum, bytes, one), 7);
+    for (int s = 0; s < steps && bits == 8; s++) sum = _mm512_dpbusd_epi32(sum, above, u[s]);
     *start = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
 }
 

@@ -207,7 +207,10 @@ static inline b64 b64_mac(b64 sum, b64 u, b64 x)
     return sum;
 }
 
-FORCE_INLINE void dot_start(const b64 *u, int steps, b64 *start) { (void)u, (void)steps, (void)start; }
+FORCE_INLINE void dot_start(int bits, bool sign, const b64 *u, int steps, b64 *start)
+{
+    (void)bits, (void)sign, (void)u, (void)steps, (void)start;
+}
 
 /* Lane s of the 16 bytes x is step s. */
 #define DOT_STEP(s)                                                                                                  \
