@@ -15,7 +15,7 @@ import scripted
 from conftest import HEARTH
 from scripted import ID, ids_of, script
 
-VERBS = ["run", "info", "tokenize", "logits", "perplexity"]
+VERBS = ["run", "info", "tokenize", "logits", "perplexity", "bench"]
 END = ID["<|im_end|>"]
 HEY = script(*ids_of("\nHey!"), END)
 
@@ -48,7 +48,7 @@ def test_help_lists_every_verb(hearth):
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_verb(hearth, verb):
     out = hearth.ok(verb, "--help")
-    assert out.startswith(f"Usage: hearth {verb} MODEL")
+    assert out.startswith(f"Usage: hearth {verb} " + ("[MODEL]" if verb == "bench" else "MODEL"))
     assert f"Examples:\n  " in out and f"hearth {verb} " in out.split("Examples:")[1]
     assert max(map(len, out.splitlines())) <= 120
 

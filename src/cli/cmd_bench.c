@@ -203,15 +203,15 @@ struct batches {
     int of[MAX_BATCHES], n, largest;
 };
 
-static int parse_batches(struct batches *out, const char *list, struct err *e)
+static int parse_batches(struct batches *out, const char *list, int most, struct err *e)
 {
     struct ids ids = {0};
     int rc = parse_ids(&ids, "--batch", list, e);
     if (rc == OK && (ids.len == 0 || ids.len > MAX_BATCHES))
         rc = err_set(e, ERR_INPUT, "--batch '%s' names %zu sizes: 1 to %d are possible", list, ids.len, MAX_BATCHES);
     for (size_t i = 0; i < ids.len && rc == OK; i++) {
-        if (ids.id[i] < 1 || ids.id[i] > MAX_BATCH)
-            rc = err_set(e, ERR_INPUT, "--batch %d is out of range 1 to %d", ids.id[i], MAX_BATCH);
+        if (ids.id[i] < 1 || ids.id[i] > most)
+            rc = err_set(e, ERR_INPUT, "--batch %d is out of range 1 to %d", ids.id[i], most);
         out->of[out->n++] = ids.id[i];
         if (ids.id[i] > out->largest) out->largest = ids.id[i];
     }
@@ -273,10 +273,10 @@ static void kernel_seen(void *user, const struct kernel_time *t, const struct ba
     fflush(stdout);
 }
 
-static int bench_kernels(const struct backend_opts *o, bool json, struct err *e)
+static int bench_kernels(const struct backend_opts *o, const struct batches *sizes, bool json, struct err *e)
 {
     struct kernel_list k = {.rows = json ? json_array() : NULL};
-    int rc = engine_time_kernels(o, kernel_seen, &k, e);
+    int rc = engine_time_kernels(o, sizes->of, sizes->n, kernel_seen, &k, e);
     buf_free(&k.last);
     if (!json) return rc < 0 ? rc : out_flush(e);
     if (rc < 0) json_decref(k.rows);
@@ -302,14 +302,14 @@ static int open_model(struct model **out, const char *model, const char *synthet
 
 int cmd_bench(int argc, char **argv, struct err *e)
 {
-    const char *operand = NULL, *list = "1,8,64", *synthetic = NULL, *cpu = NULL;
+    const char *operand = NULL, *list = NULL, *synthetic = NULL, *cpu = NULL;
     int64_t threads = 0;
     bool json = false, kernels = false;
     struct bench b = {.pp = 512, .tg = 128, .repeat = 1, .seed = 1};
     struct batches sizes = {0};
     struct model *m = NULL;
     const struct flag flags[] = {
-        {"batch", 'b', FLAG_TEXT, &list, 0, 0, "LIST", "sequences at once, commas between (default: 1,8,64)"},
+        {"batch", 'b', FLAG_TEXT, &list, 0, 0, "LIST", "sequences (kernels: rows) at once (default: 1,8,64; kernels: and 512)"},
         {"pp", 0, FLAG_INT, &b.pp, 1, MAX_CTX / 4, "N", "prompt tokens of each sequence (default: 512)"},
         {"tg", 0, FLAG_INT, &b.tg, 0, MAX_CTX / 4, "N", "tokens to generate after them (default: 128)"},
         {"repeat", 'r', FLAG_INT, &b.repeat, 1, MAX_REPEAT, "N", "runs of each row; the median is shown (default: 1)"},
@@ -333,15 +333,16 @@ int cmd_bench(int argc, char **argv, struct err *e)
         "  hearth bench model.gguf\n"
         "  hearth bench checkpoint/ --batch 1,4,16 --pp 1024 --tg 64 --json\n"
         "  hearth bench --synthetic gpt-oss-20b:mxfp4:layers=4 --batch 1\n"
-        "  hearth bench --kernels --cpu avx2\n"};
+        "  hearth bench --kernels --cpu avx2 --batch 1,64\n"};
     int rc = flags_parse(&u, argc, argv, &operand, e);
     if (rc) return rc < 0 ? rc : OK;
     struct engine_opts o = {.backend = {.threads = (int)threads, .cpu_level = cpu}};
     if (kernels && (operand || synthetic))
         return err_set(e, ERR_INPUT, "--kernels takes no model: '%s' is too much", operand ? operand : synthetic);
-    if (kernels) return bench_kernels(&o.backend, json, e);
+    if (!list) list = kernels ? "1,8,64,512" : "1,8,64";
+    TRY(parse_batches(&sizes, list, kernels ? ENGINE_MAX_KERNEL_ROWS : MAX_BATCH, e));
+    if (kernels) return bench_kernels(&o.backend, &sizes, json, e);
     interrupt_catch(true);
-    TRY(parse_batches(&sizes, list, e));
     TRY(open_model(&m, operand, synthetic, e));
     if (json) b.rows = json_array();
     rc = bench_model(&b, m, &sizes, &o, e);

@@ -123,8 +123,10 @@ struct kernel_time {
     struct backend_stats work; /* of one run */
 };
 typedef void engine_kernel_fn(void *user, const struct kernel_time *t, const struct backend_limits *limits);
-/* Times every weight format at 1, 8, 64 and 512 rows and attention at a long context, on each CPU level of this machine
- * or on the one that o names. seen is called after each. */
-int engine_time_kernels(const struct backend_opts *o, engine_kernel_fn *seen, void *user, struct err *e) MUST_CHECK;
+/* Times every weight format and attention at a long context, each at rows[n_rows] (1 .. ENGINE_MAX_KERNEL_ROWS), on each CPU
+ * level of this machine or on the one that o names. seen is called after each. */
+enum { ENGINE_MAX_KERNEL_ROWS = 512 };
+int engine_time_kernels(const struct backend_opts *o, const int *rows, int n_rows, engine_kernel_fn *seen, void *user,
+                        struct err *e) MUST_CHECK;
 
 #endif

@@ -6,15 +6,16 @@
 #include "engine.h"
 
 /* The shape of an 8B model: gate and up stacked, and its attention. */
-enum { LAYER_ROWS = 2 * 14336, WIDTH = 4096, HEADS = 32, KV_HEADS = 8, HEAD = 128, CONTEXT = 4096, MAX_ROWS = 512 };
-enum { MIN_RUNS = 3, MAX_RUNS = 15 };
-static const double ENOUGH_SECONDS = 0.5;
-static const int row_counts[] = {1, 8, 64, MAX_ROWS};
+enum { LAYER_ROWS = 2 * 14336, WIDTH = 4096, HEADS = 32, KV_HEADS = 8, HEAD = 128, CONTEXT = 4096, MAX_ROWS = ENGINE_MAX_KERNEL_ROWS };
+enum { MAX_RUNS = 15 };
+static const double ENOUGH_SECONDS = 0.4;
 
 struct bench {
     struct backend *be;
     struct backend_limits limits;
     float *x, *out; /* dev */
+    const int *rows;
+    int n_rows;
     engine_kernel_fn *seen;
     void *user;
 };
@@ -36,21 +37,27 @@ static void run(struct backend *be, const struct call *k)
     else be->ops->attend(be, k->attend);
 }
 
-/* The median of some runs, after one that is not counted. */
+static int time_once(struct bench *b, const struct call *k, double *seconds, struct err *e)
+{
+    double start = clock_now();
+    run(b->be, k);
+    TRY(b->be->ops->sync(b->be, e));
+    *seconds = clock_now() - start;
+    return OK;
+}
+
+/* The median of some runs, after one that is not counted unless it is long. */
 static int time_call(struct bench *b, const struct call *k, struct kernel_time *t, struct err *e)
 {
     const struct backend_ops *op = b->be->ops;
     double seconds[MAX_RUNS], all = 0;
     int n = 0;
     struct backend_stats before = op->stats(b->be), after;
-    run(b->be, k);
-    TRY(op->sync(b->be, e));
+    TRY(time_once(b, k, &seconds[0], e));
     after = op->stats(b->be);
-    while (n < MAX_RUNS && (n < MIN_RUNS || all < ENOUGH_SECONDS)) {
-        double start = clock_now();
-        run(b->be, k);
-        TRY(op->sync(b->be, e));
-        seconds[n] = clock_now() - start;
+    if (seconds[0] > ENOUGH_SECONDS) n = 1;
+    while (n < MAX_RUNS && (n == 0 || all < ENOUGH_SECONDS) && seconds[0] <= ENOUGH_SECONDS) {
+        TRY(time_once(b, k, &seconds[n], e));
         all += seconds[n++];
     }
     qsort(seconds, (size_t)n, sizeof *seconds, by_size);
@@ -90,8 +97,8 @@ static int time_format(struct bench *b, enum dtype type, struct err *e)
     TRY(model_synthetic(&m, spec, e));
     const struct dmat parts[] = {model_mat(m, ROLE_GATE, 0, 0), model_mat(m, ROLE_UP, 0, 0)};
     int rc = b->be->ops->weight_new(b->be, &w, parts, COUNT_OF(parts), NULL, e);
-    for (size_t i = 0; i < COUNT_OF(row_counts) && rc == OK; i++) {
-        struct kernel_time t = {.kernel = name, .rows = row_counts[i]};
+    for (int i = 0; i < b->n_rows && rc == OK; i++) {
+        struct kernel_time t = {.kernel = name, .rows = b->rows[i]};
         struct linear_args a = {.out = b->out, .x = b->x, .T = t.rows, .w = w};
         begin(b->be, t.rows, false, 0);
         rc = time_call(b, &(struct call){.linear = &a}, &t, e);
@@ -101,12 +108,9 @@ static int time_format(struct bench *b, enum dtype type, struct err *e)
     return rc;
 }
 
+/* Sequences of one row each, and one prompt of as many rows, that end at the last position. */
 static int time_attention(struct bench *b, struct err *e)
 {
-    static const struct {
-        int rows;
-        bool prompt;
-    } cases[] = {{1, false}, {8, false}, {MAX_ROWS, true}};
     struct bkv *kv;
     int rc = OK;
     TRY(b->be->ops->limits(b->be, &b->limits, e));
@@ -116,12 +120,13 @@ static int time_attention(struct bench *b, struct err *e)
         begin(b->be, MAX_ROWS, true, last);
         b->be->ops->rope_kv(b->be, &fill);
     }
-    for (size_t i = 0; i < COUNT_OF(cases) && rc == OK; i++) {
-        struct kernel_time t = {.kernel = cases[i].prompt ? "attend prompt" : "attend decode", .rows = cases[i].rows,
+    for (int i = 0; i < 2 * b->n_rows && rc == OK; i++) {
+        bool prompt = i % 2;
+        struct kernel_time t = {.kernel = prompt ? "attend prompt" : "attend decode", .rows = b->rows[i / 2],
                                 .context = CONTEXT};
         struct attend_args a = {.out = b->out, .qkv = b->x, .scale = 0.0883883f, .H = HEADS, .Hk = KV_HEADS, .Dh = HEAD,
                                 .kv = kv};
-        begin(b->be, t.rows, cases[i].prompt, CONTEXT - 1);
+        begin(b->be, t.rows, prompt, CONTEXT - 1);
         rc = time_call(b, &(struct call){.attend = &a}, &t, e);
     }
     b->be->ops->kv_free(b->be, kv);
@@ -145,12 +150,13 @@ static int time_backend(struct bench *b, struct err *e)
     return time_attention(b, e);
 }
 
-int engine_time_kernels(const struct backend_opts *o, engine_kernel_fn *seen, void *user, struct err *e)
+int engine_time_kernels(const struct backend_opts *o, const int *rows, int n_rows, engine_kernel_fn *seen, void *user,
+                        struct err *e)
 {
     static const char *const levels[] = {"avx2", "avx512", "avx512bf16", "neon"};
     int n = o->cpu_level ? 1 : (int)COUNT_OF(levels), timed = 0;
     for (int i = 0; i < n; i++) {
-        struct bench b = {.seen = seen, .user = user};
+        struct bench b = {.rows = rows, .n_rows = n_rows, .seen = seen, .user = user};
         struct backend_opts level = *o;
         if (!o->cpu_level) level.cpu_level = levels[i];
         int rc = backend_open(&b.be, &level, e);
@@ -166,5 +172,5 @@ int engine_time_kernels(const struct backend_opts *o, engine_kernel_fn *seen, vo
     if (timed) return OK;
     struct backend_opts plain = *o;
     plain.cpu_level = "c";
-    return engine_time_kernels(&plain, seen, user, e);
+    return engine_time_kernels(&plain, rows, n_rows, seen, user, e);
 }

@@ -126,7 +126,7 @@ void cpu_rope_kv(struct backend *be, const struct rope_kv_args *a)
 /* ------------------------------------------------------------------------------------------------ attention */
 
 /* Queries of a task at most; heads of a row at most; queries from which on a page is widened to float once for all. */
-enum { QUERIES = 64, HEADS = 16, WIDE_FROM = 8 };
+enum { QUERIES = 64, HEADS = 16, WIDE_FROM = 16 };
 
 struct attend_job {
     struct cpu *c;

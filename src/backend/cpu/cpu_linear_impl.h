@@ -243,6 +243,16 @@ FORCE_INLINE void columns(enum dtype type, const uint8_t *tile, int k, v16 *even
     }
 }
 
+FORCE_INLINE void fma_column(int P, int R, const v16 *col, const float *x, v16 *sum)
+{
+    UNROLL(8)
+    for (int r = 0; r < R; r++) {
+        v16 v = v16_set(x[r * TILE]);
+        UNROLL(2)
+        for (int p = 0; p < P; p++) sum[r * P + p] = v16_fma(col[p], v, sum[r * P + p]);
+    }
+}
+
 /* acc[R][P][16] += R rows of activations times the columns of a tile of each of P panels, taken from w[P][32] (converted
  * once for many rows) or, where w is NULL, converted on the way. The tile has a sum of its own: F8 scales it, and tiles
  * need not wait for each other. */
@@ -253,16 +263,14 @@ FORCE_INLINE void rows_float(enum dtype type, int P, int R, v16 (*w)[TILE], cons
     for (int i = 0; i < R * P; i++) sum[i] = v16_zero();
     UNROLL(2)
     for (int k = 0; k < TILE; k += 2) {
-        v16 col[2][PANELS];
+        v16 even[PANELS], odd[PANELS];
+        UNROLL(2)
         for (int p = 0; p < P; p++) {
-            if (w) col[0][p] = w[p][k], col[1][p] = w[p][k + 1];
-            else columns(type, tile, k, &col[0][p], &col[1][p]);
+            if (w) even[p] = w[p][k], odd[p] = w[p][k + 1];
+            else columns(type, tile, k, &even[p], &odd[p]);
         }
-        for (int i = 0; i < 2; i++)
-            for (int r = 0; r < R; r++) {
-                v16 v = v16_set(x[r * TILE + k + i]);
-                for (int p = 0; p < P; p++) sum[r * P + p] = v16_fma(col[i][p], v, sum[r * P + p]);
-            }
+        fma_column(P, R, even, x + k, sum);
+        fma_column(P, R, odd, x + k + 1, sum);
     }
     for (int i = 0; i < R * P; i++) {
         v16 before = v16_load(acc + i * PANEL);

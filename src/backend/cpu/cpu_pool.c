@@ -114,6 +114,7 @@ int cpu_pool_open(struct cpu_pool **out, int threads, struct err *e)
     if (threads < 0 || threads > MAX_THREADS)
         return err_set(e, ERR_INPUT, "threads %d is out of range 1 to %d", threads, MAX_THREADS);
     int n = threads ? threads : machine_cores();
+    if (n > machine_cores()) log_line(LOG_WARN, "%d threads on %d cores: they will wait for each other", n, machine_cores());
     TRY(mem_new_aligned(&p, sizeof *p + (size_t)n * sizeof p->worker[0], e));
     *p = (struct cpu_pool){.n_threads = n, .cores = machine_cores()};
     for (int i = 1; i < n; i++) {
