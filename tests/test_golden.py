@@ -53,7 +53,7 @@ def test_every_level(hearth, tmp_path, case):
     model, expect, want = load(case)
     for level in levels(hearth)[1:]:
         got = logits(hearth, model, expect["ids"], tmp_path, "--cpu", level)
-        rounded = any(f in case for f in INT8) or level.endswith("bf16")
+        rounded = any(f in case for f in INT8) or level in ("avx512bf16", "neonmm")
         assert relative(got, want) < (ROUNDED_LIMIT if rounded else FLOAT_LIMIT), level
         # The same best id wherever the reference's margin is larger than what the error can turn.
         error = np.abs(got - want).max(axis=1)

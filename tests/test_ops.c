@@ -13,7 +13,7 @@
 
 #include "backend.h"
 
-static const char *const all_levels[] = {"c", "avx2", "avx512", "avx512bf16", "neon"};
+static const char *const all_levels[] = {"c", "avx2", "avx512", "avx512bf16", "neon", "neonmm"};
 static const char *levels[4];
 static int n_levels;
 

@@ -14,7 +14,7 @@
 
 #include "cpu_priv.h"
 
-static const char *const level_names[] = {"c", "avx2", "avx512", "avx512bf16", "neon"};
+static const char *const level_names[] = {"c", "avx2", "avx512", "avx512bf16", "neon", "neonmm"};
 
 static uint64_t next_random(uint64_t *s)
 {

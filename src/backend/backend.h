@@ -158,7 +158,7 @@ struct backend {
 
 struct backend_opts {
     int threads;           /* 0: one a core this process may use */
-    const char *cpu_level; /* "c", "avx2", "avx512", "avx512bf16", "neon": at most this; NULL: the best there is */
+    const char *cpu_level; /* "c", "avx2", "avx512", "avx512bf16", "neon", "neonmm": at most this; NULL: the best there is */
 };
 
 /* Opens the CPU backend. An unknown or absent level is refused with the list of those here. */

@@ -70,7 +70,7 @@ int parse_ids(struct ids *out, const char *what, const char *list, struct err *e
     }
 #define FLAG_CPU(to)                                                                                                 \
     {                                                                                                                \
-        "cpu", 0, FLAG_TEXT, to, 0, 0, "LEVEL", "at most c, avx2, avx512, avx512bf16 or neon (default: the best here)"           \
+        "cpu", 0, FLAG_TEXT, to, 0, 0, "LEVEL", "at most this level, such as avx2 or neon (default: the best here)"           \
     }
 enum { MAX_CTX = 1 << 30 };
 

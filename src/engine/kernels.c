@@ -153,7 +153,7 @@ static int time_backend(struct bench *b, struct err *e)
 int engine_time_kernels(const struct backend_opts *o, const int *rows, int n_rows, engine_kernel_fn *seen, void *user,
                         struct err *e)
 {
-    static const char *const levels[] = {"avx2", "avx512", "avx512bf16", "neon"};
+    static const char *const levels[] = {"avx2", "avx512", "avx512bf16", "neon", "neonmm"};
     int n = o->cpu_level ? 1 : (int)COUNT_OF(levels), timed = 0;
     for (int i = 0; i < n; i++) {
         struct bench b = {.rows = rows, .n_rows = n_rows, .seen = seen, .user = user};

@@ -34,6 +34,11 @@ static bool have_neon(void)
     unsigned long caps = getauxval(AT_HWCAP);
     return (caps & HWCAP_ASIMDDP) && (caps & HWCAP_FPHP) && (caps & HWCAP_ASIMDHP);
 }
+static bool have_neonmm(void)
+{
+    unsigned long caps = getauxval(AT_HWCAP2);
+    return have_neon() && (caps & HWCAP2_I8MM) && (caps & HWCAP2_BF16);
+}
 #endif
 
 static const struct {
@@ -48,6 +53,7 @@ static const struct {
     {"avx512bf16", have_avx512bf16, cpu_level_avx512bf16},
 #elif defined(__aarch64__)
     {"neon", have_neon, cpu_level_neon},
+    {"neonmm", have_neonmm, cpu_level_neonmm},
 #endif
 };
 

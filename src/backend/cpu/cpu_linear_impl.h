@@ -8,6 +8,7 @@
  *   dot          the integer dot products of 16 lanes over some steps of a tile, for R rows of activations and P
  *                panels; and dot_start, what a tile's sums begin with
  *   PANELS, DOT_ROWS, FMA_ROWS  panels and rows of activations that are taken at once where there are enough
+ *   ZIPPED       1 where dot takes many rows through a tile that zip_tile has rearranged
  *   SIGNED       1 where dot wants all weights as signed bytes; 0: codes as they are, above their value by `offset`
  *   Q_FLIP       what activations are stored xor with (level->q_flip)
  *   BF16_DOT     1 where products with BF16 and F8 weights take bf16 activations: b64_e4m3_pairs (16 pairs of codes at a
@@ -163,7 +164,7 @@ FORCE_INLINE void unpack(enum dtype type, const uint8_t *head, const uint8_t *p,
 }
 
 /* acc[R][P][16] += R rows of activations times an unpacked tile of each of P panels. */
-FORCE_INLINE void rows_int(struct ikind k, int P, int R, const struct itile *t, const struct cpu_acts *a, int m,
+FORCE_INLINE void rows_int(struct ikind k, int P, int R, bool zipped, const struct itile *t, const struct cpu_acts *a, int m,
                            int64_t tile, float *acc)
 {
     size_t at = acts_at(a, tile, m);
@@ -172,7 +173,7 @@ FORCE_INLINE void rows_int(struct ikind k, int P, int R, const struct itile *t, 
         v16 dots[DOT_ROWS * PANELS];
         const b64 *u[PANELS];
         for (int p = 0; p < P; p++) u[p] = t[p].u + 4 * h;
-        dot(P, R, k.bits, u, t[0].start + h, t[P - 1].start + h, a->q + at * TILE + 16 * h, 8 / k.halves, dots);
+        dot(P, R, k.bits, zipped, u, t[0].start + h, t[P - 1].start + h, a->q + at * TILE + 16 * h, 8 / k.halves, dots);
         for (int r = 0; r < R; r++)
             for (int p = 0; p < P; p++) {
                 float *to = acc + (r * P + p) * PANEL;
@@ -207,19 +208,20 @@ FORCE_INLINE void panel_int(enum dtype type, int P, const struct cpu_part *p, in
             v16 lane_scale = p->scale_runs ? v16_load(p->scale + (panel + i) * PANEL) : v16_zero();
             fetch_ahead(tile, p->tile_bytes);
             unpack(type, tile - (size_t)(t % 8) * p->tile_bytes - p->group_head, tile, lane_scale, &it[i]);
+            if (ZIPPED && !one) zip_tile(it[i].u);
             for (int h = 0; h < k.halves; h++) dot_start(k.bits, !k.min, it[i].u + 4 * h, 8 / k.halves, it[i].start + h);
         }
         int m = 0;
-        for (; !one && m + DOT_ROWS <= n; m += DOT_ROWS) rows_int(k, P, DOT_ROWS, it, a, m0 + m, t, acc + m * P * PANEL);
+        for (; !one && m + DOT_ROWS <= n; m += DOT_ROWS) rows_int(k, P, DOT_ROWS, ZIPPED, it, a, m0 + m, t, acc + m * P * PANEL);
         if (!one && DOT_ROWS > 4 && m + 4 <= n) {
-            rows_int(k, P, 4, it, a, m0 + m, t, acc + m * P * PANEL);
+            rows_int(k, P, 4, ZIPPED, it, a, m0 + m, t, acc + m * P * PANEL);
             m += 4;
         }
         if (!one && m + 2 <= n) {
-            rows_int(k, P, 2, it, a, m0 + m, t, acc + m * P * PANEL);
+            rows_int(k, P, 2, ZIPPED, it, a, m0 + m, t, acc + m * P * PANEL);
             m += 2;
         }
-        if (one || m < n) rows_int(k, P, 1, it, a, m0 + m, t, acc + m * P * PANEL);
+        if (one || m < n) rows_int(k, P, 1, ZIPPED && !one, it, a, m0 + m, t, acc + m * P * PANEL);
         at += p->tile_bytes;
     }
 }

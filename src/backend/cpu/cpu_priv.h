@@ -171,6 +171,7 @@ void cpu_level_avx2(struct cpu_level *l);
 void cpu_level_avx512(struct cpu_level *l);
 void cpu_level_avx512bf16(struct cpu_level *l);
 void cpu_level_neon(struct cpu_level *l);
+void cpu_level_neonmm(struct cpu_level *l);
 /* The best level this machine has, at most `limit` (NULL: no limit). */
 int cpu_level_choose(struct cpu_level *l, const char *limit, struct err *e) MUST_CHECK;
 

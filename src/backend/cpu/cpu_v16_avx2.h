@@ -12,7 +12,7 @@
 
 #define BF16_DOT 0
 #define Q_FLIP 0
-enum { PANELS = 1, DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 6, ATTEND_ROWS = 2, SIGNED = 0 };
+enum { PANELS = 1, DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 6, ZIPPED = 0, ATTEND_ROWS = 2, SIGNED = 0 };
 
 typedef struct {
     __m256 a, b;
@@ -192,11 +192,13 @@ FORCE_INLINE void dot_start(int bits, bool sign, const b64 *u, int steps, b64 *s
     (void)bits, (void)sign, (void)u, (void)steps, (void)start;
 }
 
-FORCE_INLINE void dot(int P, int R, int bits, const b64 *const *panels, const b64 *start0, const b64 *start1, const int8_t *q,
+static inline void zip_tile(b64 *u) { (void)u; }
+
+FORCE_INLINE void dot(int P, int R, int bits, bool zipped, const b64 *const *panels, const b64 *start0, const b64 *start1, const int8_t *q,
                       int steps, v16 *out)
 {
     const b64 *u = panels[0];
-    (void)P, (void)start0, (void)start1;
+    (void)P, (void)zipped, (void)start0, (void)start1;
     const __m256i ones = _mm256_set1_epi16(1);
     const int safe = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1, run = safe < steps ? safe : steps;
     __m256i sum[DOT_ROWS][2];

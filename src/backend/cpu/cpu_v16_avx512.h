@@ -14,7 +14,7 @@
 #define BF16_DOT 0
 #endif
 #define Q_FLIP 0x80 /* vpdpbusd: unsigned activations, signed weights */
-enum { PANELS = 2, DOT_ROWS = 8, FMA_ROWS = 8, PEAK_CHAINS = 16, ATTEND_ROWS = 8, SIGNED = 1 };
+enum { PANELS = 2, DOT_ROWS = 8, FMA_ROWS = 8, PEAK_CHAINS = 16, ZIPPED = 0, ATTEND_ROWS = 8, SIGNED = 1 };
 
 typedef __m512 v16;
 typedef __m512i b64;
@@ -138,12 +138,14 @@ FORCE_INLINE void dot_start(int bits, bool sign, const b64 *u, int steps, b64 *s
     *start = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
 }
 
-FORCE_INLINE void dot(int P, int R, int bits, const b64 *const *u, const b64 *start0, const b64 *start1, const int8_t *q,
+static inline void zip_tile(b64 *u) { (void)u; }
+
+FORCE_INLINE void dot(int P, int R, int bits, bool zipped, const b64 *const *u, const b64 *start0, const b64 *start1, const int8_t *q,
                       int steps, v16 *out)
 {
     b64 sum[DOT_ROWS * PANELS];
     const b64 *w[PANELS];
-    (void)bits;
+    (void)bits, (void)zipped;
     /* The weights are read again for each block of rows. A compiler that sees where they come from keeps all sixteen
      * vectors in registers, and the sums find no room there. */
     for (int p = 0; p < P; p++) {

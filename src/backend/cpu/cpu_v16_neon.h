@@ -9,9 +9,12 @@
 
 #include "cpu_priv.h"
 
-#define BF16_DOT 0
+#ifndef ARM_MATMUL /* the products of 2 by 8 with 8 by 2 bytes, and bf16 dots, of Armv8.6 */
+#define ARM_MATMUL 0
+#endif
+#define BF16_DOT ARM_MATMUL
 #define Q_FLIP 0
-enum { PANELS = 1, DOT_ROWS = 4, FMA_ROWS = 4, PEAK_CHAINS = 4, ATTEND_ROWS = 2, SIGNED = 1 };
+enum { PANELS = 1, DOT_ROWS = 4, ZIPPED = ARM_MATMUL, FMA_ROWS = 4, PEAK_CHAINS = 4, ATTEND_ROWS = 2, SIGNED = 1 };
 
 typedef struct {
     float32x4_t v[4];
@@ -216,13 +219,9 @@ FORCE_INLINE void dot_start(int bits, bool sign, const b64 *u, int steps, b64 *s
 #define DOT_STEP(s)                                                                                                  \
     for (int i = 0; i < 4; i++) sum[r][i] = vdotq_laneq_s32(sum[r][i], vreinterpretq_s8_u8(u[s0 + s].val[i]), x, s)
 
-FORCE_INLINE void dot(int P, int R, int bits, const b64 *const *panels, const b64 *start0, const b64 *start1, const int8_t *q,
-                      int steps, v16 *out)
+FORCE_INLINE void dot_steps(int R, const b64 *u, const int8_t *q, int steps, v16 *out)
 {
-    const b64 *u = panels[0];
-    (void)P, (void)start0, (void)start1;
     int32x4_t sum[DOT_ROWS][4];
-    (void)bits;
     for (int r = 0; r < R; r++)
         for (int i = 0; i < 4; i++) sum[r][i] = vdupq_n_s32(0);
     UNROLL(2)
@@ -238,5 +237,83 @@ FORCE_INLINE void dot(int P, int R, int bits, const b64 *const *panels, const b6
         for (int i = 0; i < 4; i++) out[r].v[i] = vcvtq_f32_s32(sum[r][i]);
 }
 #undef DOT_STEP
+
+#if ARM_MATMUL
+/* Two steps of four lanes become twice two lanes of eight columns. */
+static inline void zip_tile(b64 *u)
+{
+    for (int s = 0; s < 8; s += 2)
+        for (int i = 0; i < 4; i++) {
+            uint32x4_t a = vreinterpretq_u32_u8(u[s].val[i]), b = vreinterpretq_u32_u8(u[s + 1].val[i]);
+            u[s].val[i] = vreinterpretq_u8_u32(vzip1q_u32(a, b));
+            u[s + 1].val[i] = vreinterpretq_u8_u32(vzip2q_u32(a, b));
+        }
+}
+
+static inline int8x16_t two_rows(const int8_t *a, const int8_t *b) { return vcombine_s8(vld1_s8(a), vld1_s8(b)); }
+
+/* sum[j] of rows 2 j and 2 j + 1: [quad of lanes][half] of {row 0: lanes 0 1, row 1: lanes 0 1}. One row goes twice. */
+FORCE_INLINE void dot_zipped(int R, const b64 *u, const int8_t *q, int steps, v16 *out)
+{
+    int32x4_t sum[DOT_ROWS / 2][4][2];
+    const int second = R > 1 ? TILE : 0, pairs = (R + 1) / 2;
+    for (int j = 0; j < pairs; j++)
+        for (int i = 0; i < 4; i++) sum[j][i][0] = sum[j][i][1] = vdupq_n_s32(0);
+    UNROLL(4)
+    for (int s = 0; s < steps; s += 2)
+        for (int j = 0; j < pairs; j++) {
+            const int8_t *x = q + 2 * j * TILE + 4 * s;
+            int8x16_t rows = two_rows(x, x + second);
+            for (int i = 0; i < 4; i++) {
+                sum[j][i][0] = vmmlaq_s32(sum[j][i][0], rows, vreinterpretq_s8_u8(u[s].val[i]));
+                sum[j][i][1] = vmmlaq_s32(sum[j][i][1], rows, vreinterpretq_s8_u8(u[s + 1].val[i]));
+            }
+        }
+    for (int j = 0; j < pairs; j++)
+        for (int i = 0; i < 4; i++) {
+            int64x2_t a = vreinterpretq_s64_s32(sum[j][i][0]), b = vreinterpretq_s64_s32(sum[j][i][1]);
+            out[2 * j].v[i] = vcvtq_f32_s32(vreinterpretq_s32_s64(vzip1q_s64(a, b)));
+            if (R > 1) out[2 * j + 1].v[i] = vcvtq_f32_s32(vreinterpretq_s32_s64(vzip2q_s64(a, b)));
+        }
+}
+
+static inline b64 b64_e4m3_pairs(const uint8_t *p)
+{
+    v16 even, odd;
+    b64 r;
+    v16_e4m3_pair(p, &even, &odd); /* exact in bf16: the lower halves are zero */
+    for (int i = 0; i < 4; i++)
+        r.val[i] = vreinterpretq_u8_u32(
+            vorrq_u32(vshrq_n_u32(vreinterpretq_u32_f32(even.v[i]), 16), vreinterpretq_u32_f32(odd.v[i])));
+    return r;
+}
+static inline void b64_store(uint8_t *p, b64 v) { vst1q_u8_x4(p, v); }
+static inline v16 v16_dot_bf16(v16 sum, b64 w, const uint16_t *x)
+{
+    uint32_t two;
+    memcpy(&two, x, sizeof two);
+    bfloat16x8_t both = vreinterpretq_bf16_u32(vdupq_n_u32(two));
+    for (int i = 0; i < 4; i++) sum.v[i] = vbfdotq_f32(sum.v[i], vreinterpretq_bf16_u8(w.val[i]), both);
+    return sum;
+}
+static inline void v16_to_bf16(uint16_t *p, v16 x)
+{
+    for (int i = 0; i < 4; i += 2) {
+        bfloat16x8_t v = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(x.v[i]), x.v[i + 1]);
+        vst1q_u16(p + 4 * i, vreinterpretq_u16_bf16(v));
+    }
+}
+#else
+static inline void zip_tile(b64 *u) { (void)u; }
+FORCE_INLINE void dot_zipped(int R, const b64 *u, const int8_t *q, int steps, v16 *out) { dot_steps(R, u, q, steps, out); }
+#endif
+
+FORCE_INLINE void dot(int P, int R, int bits, bool zipped, const b64 *const *panels, const b64 *start0, const b64 *start1,
+                      const int8_t *q, int steps, v16 *out)
+{
+    (void)P, (void)bits, (void)start0, (void)start1;
+    if (zipped) dot_zipped(R, panels[0], q, steps, out);
+    else dot_steps(R, panels[0], q, steps, out);
+}
 
 #endif
