@@ -7,7 +7,9 @@
  * first step of a given size.
  *
  * Sum order: each output element of a product is summed over its inputs in one fixed order, whatever the number of rows
- * in the batch, the chunking of a prompt or the number of threads. A request's numbers do not depend on its company. */
+ * in the batch, the chunking of a prompt or the number of threads. A request's numbers do not depend on its company.
+ * On CUDA this holds within each of two classes of kernels: products of 1 to 16 rows, and products of more; they add in
+ * different orders, and so differ in the last bits of a float sum of bf16 products. */
 #ifndef HEARTH_BACKEND_H
 #define HEARTH_BACKEND_H
 
@@ -98,6 +100,8 @@ struct backend_ops {
     int (*download)(struct backend *be, void *host, const void *dev, size_t bytes, struct err *e);
     /* Waits for all that was queued; the first failure since the last sync comes out here. */
     int (*sync)(struct backend *be, struct err *e);
+    /* Bytes that weights, pages and scratch may take now. */
+    size_t (*free_bytes)(const struct backend *be);
 
     /* Packs 1..3 matrices of equal cols, stacked along their rows, with bias[sum of rows] (host) or NULL. The sources
      * are read once and may go afterwards. */
@@ -131,11 +135,13 @@ struct backend {
 };
 
 struct backend_opts {
+    const char *device;    /* "cpu" (NULL too), "cuda:N", or "auto": the first GPU if there is one, else the CPU */
     int threads;           /* 0: one a core this process may use */
     const char *cpu_level; /* "c", "avx2", "avx512", "neon": at most this; NULL: the best there is */
 };
 
-/* Opens the CPU backend. An unknown or absent level is refused with the list of those here. */
+/* Opens a device. An unknown device, or an unknown or absent level, is refused with the list of those here. With "auto"
+ * a cpu_level chooses the CPU. */
 int backend_open(struct backend **out, const struct backend_opts *o, struct err *e) MUST_CHECK;
 void backend_close(struct backend **be);
 
