@@ -140,6 +140,7 @@ static void cuda_begin(struct backend *be, const struct batch *b)
     c->acts_of = NULL;
     if (c->err.code) return;
     size_t bytes = lay_batch(c, NULL, b->T, b->n_seqs, b->max_pages) * sizeof(int32_t);
+    cu_heap_settle(c);
     if (!grow_batch(c, bytes)) return;
     /* The copy of the step before may still read the pinned block. */
     if (!cu_ok(c, "step", cudaStreamSynchronize(c->stream))) return;

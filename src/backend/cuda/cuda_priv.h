@@ -112,6 +112,7 @@ int cu_weight_new(struct backend *be, struct bweight **out, const struct dmat *p
 void cu_weight_free(struct backend *be, struct bweight *w);
 size_t cu_weight_bytes(const struct backend *be, const struct dmat *parts, int n_parts);
 void cu_heap_free(struct cuda *c);
+void cu_heap_settle(struct cuda *c); /* gives back what loading needed */
 /* The device table of w[E], made at the first call and kept until a weight is freed; NULL with c->err set on failure. */
 const struct cu_experts *cu_experts_of(struct cuda *c, const struct bweight *const *w, int E);
 void cu_tables_free(struct cuda *c);
