@@ -134,12 +134,20 @@ struct cu_slots {
     const int32_t *n_active; /* [1] */
     const int32_t *row;      /* [slots] row of acts that a slot reads; NULL: its own number */
     int E, max_slots;        /* host: at most this many slots, T * k */
+    int max_rows;            /* host: at most this many slots an expert, T */
 };
 /* out_bf16[slot][cu_pad(F)] = act of expert's gate_up on acts row of the slot. */
 void cu_grouped_gate(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float limit,
                      uint16_t *out_bf16);
 /* out[slot][N] = expert's W x + bias, rows of acts as in s. */
 void cu_grouped_linear(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float *out);
+/* The class of 1 to 16 rows by itself; more rows in pieces of 16. gate: false if the two halves differ in type. */
+void cu_small_product(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, const float *residual, float *out);
+bool cu_small_gate(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, float limit, float *out,
+                   uint16_t *out_bf16);
+void cu_small_grouped(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float *out);
+void cu_small_grouped_gate(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts,
+                           float limit, uint16_t *out_bf16);
 bool cu_lt_open(struct cuda *c); /* false where cuBLASLt cannot be used; not an error */
 void cu_lt_close(struct cuda *c);
 
