@@ -239,7 +239,7 @@ static void cuda_close(struct backend *be)
     cu_tables_free(c);
     cu_heap_free(c);
     cu_lt_close(c);
-    void *all[] = {c->batch_dev, c->acts, c->tmp, c->attend_tmp, c->gather_rows};
+    void *all[] = {c->batch_dev, c->acts, c->tmp, c->splits, c->attend_tmp, c->gather_rows};
     for (size_t i = 0; i < COUNT_OF(all); i++) cu_free(c, all[i]);
     if (c->batch_host) (void)cudaFreeHost(c->batch_host);
     (void)cudaStreamDestroy(c->stream);

@@ -71,12 +71,12 @@ static __device__ bool find_place(const struct small_args &a, struct small_place
 }
 
 static __device__ void store(const struct small_args &a, const struct small_place &p, int t0, int n_tokens,
-                             const float (*sums)[8 * 2][SUM_STRIDE], int tokens)
+                             const float (*sums)[8 * 2][SUM_STRIDE])
 {
     for (int i = (int)threadIdx.x; i < n_tokens * TILE_ROWS; i += WARPS * 32) {
         int tok = i / TILE_ROWS, r = i % TILE_ROWS;
         float v = 0, u = 0;
-        if (a.gate ? r >= TILE_ROWS / 2 : false) continue;
+        if (a.gate && r >= TILE_ROWS / 2) continue;
         for (int w = 0; w < WARPS; w++) v += sums[w][tok][r];
         size_t t = (size_t)(t0 + tok);
         if (!a.gate) {
@@ -158,7 +158,7 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) small_kernel(const __gri
                 for (int k = 0; k < 4; k++) sums[warp][8 * n + 2 * t + k % 2][16 * i + g + 8 * (k / 2)] = acc[i][n][k];
         __syncthreads();
         int n_tokens = p.last - t0 < 8 * NT ? p.last - t0 : 8 * NT;
-        store(a, p, t0, n_tokens, sums, 8 * NT);
+        store(a, p, t0, n_tokens, sums);
         __syncthreads();
     }
 }
@@ -260,11 +260,6 @@ void cu_small_grouped_gate(struct cuda *c, const struct cu_experts *w, const str
     a.gate = true;
     a.limit = limit;
     a.out_b = out_bf16;
-    if (!one_type(w->any)) {
-        if (!c->err.code)
-            err_set(&c->err, ERR_UNSUPPORTED, "experts whose gate and up have different types are not supported on a GPU");
-        return;
-    }
     launch_types(c, &a, w->any, grouped_y(s), s->max_rows);
 }
 
@@ -321,25 +316,36 @@ void cu_product_float(struct cuda *c, const struct bweight *w, const float *x, i
 
 void cu_product(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, const float *residual, float *out)
 {
-    cu_small_product(c, w, acts, T, residual, out);
+    if (T <= CU_SMALL_ROWS) cu_small_product(c, w, acts, T, residual, out);
+    else if (T <= CU_MEDIUM_ROWS || !cu_lt_product(c, w, acts, T, residual, out)) cu_gemm(c, w, acts, T, residual, out);
 }
 
 void cu_product_gate(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, float limit, float *out,
                      uint16_t *out_bf16)
 {
-    if (cu_small_gate(c, w, acts, T, limit, out, out_bf16)) return;
-    if (!cu_grow(c, &c->tmp, &c->tmp_cap, (size_t)T * (size_t)w->rows * sizeof *c->tmp)) return;
+    bool done;
+    if (T <= CU_SMALL_ROWS) done = cu_small_gate(c, w, acts, T, limit, out, out_bf16);
+    else done = !(T > CU_MEDIUM_ROWS && cu_lt_takes(c, w)) && cu_gemm_gate(c, w, acts, T, limit, out, out_bf16);
+    if (done || !cu_grow(c, &c->tmp, &c->tmp_cap, (size_t)T * (size_t)w->rows * sizeof *c->tmp)) return;
     cu_product(c, w, acts, T, NULL, c->tmp);
     cu_gate_act(c, c->tmp, T, w->rows / 2, limit, out, out_bf16);
 }
 
+/* Few slots an expert: read its weights as fast as that goes, in pieces of 16. */
+static bool few(const struct cu_slots *s) { return s->max_rows <= CU_SMALL_ROWS || s->max_slots <= 12 * s->E; }
+
 void cu_grouped_gate(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float limit,
                      uint16_t *out_bf16)
 {
-    cu_small_grouped_gate(c, w, s, acts, limit, out_bf16);
+    if (c->err.code) return;
+    if (!one_type(w->any))
+        err_set(&c->err, ERR_UNSUPPORTED, "experts whose gate and up have different types are not supported on a GPU");
+    else if (few(s)) cu_small_grouped_gate(c, w, s, acts, limit, out_bf16);
+    else cu_gemm_grouped_gate(c, w, s, acts, limit, out_bf16);
 }
 
 void cu_grouped_linear(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float *out)
 {
-    cu_small_grouped(c, w, s, acts, out);
+    if (few(s)) cu_small_grouped(c, w, s, acts, out);
+    else cu_gemm_grouped(c, w, s, acts, out);
 }

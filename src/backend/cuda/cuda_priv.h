@@ -16,7 +16,7 @@ extern "C" {
 #include "backend_priv.h"
 }
 
-enum { CU_MAX_PARTS = 3, CU_SMALL_ROWS = 16, CU_PAD = 128 };
+enum { CU_MAX_PARTS = 3, CU_SMALL_ROWS = 16, CU_MEDIUM_ROWS = 128, CU_PAD = 128 };
 
 /* Columns of a matrix of activations or weights as kernels walk them: padded with zeros. */
 static inline int cu_pad(int64_t cols) { return (int)((cols + CU_PAD - 1) / CU_PAD * CU_PAD); }
@@ -84,8 +84,8 @@ struct cuda {
     int acts_K;
 
     /* Scratch by user, grown with cu_grow. */
-    float *tmp; /* products: partial sums; gate: gate and up before the activation */
-    size_t tmp_cap;
+    float *tmp, *splits; /* gate: gate and up before the activation; products: sums of the blocks that share the columns */
+    size_t tmp_cap, splits_cap;
     float *attend_tmp; /* attention: partial results of the splits */
     size_t attend_cap;
     struct cu_moe_scratch *moe;
@@ -148,7 +148,18 @@ bool cu_small_gate(struct cuda *c, const struct bweight *w, const uint16_t *acts
 void cu_small_grouped(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float *out);
 void cu_small_grouped_gate(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts,
                            float limit, uint16_t *out_bf16);
-bool cu_lt_open(struct cuda *c); /* false where cuBLASLt cannot be used; not an error */
+/* The classes of more rows. gate: false where the two halves differ in type or blocks share out the columns. */
+void cu_gemm(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, const float *residual, float *out);
+bool cu_gemm_gate(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, float limit, float *out,
+                  uint16_t *out_bf16);
+void cu_gemm_grouped(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float *out);
+void cu_gemm_grouped_gate(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float limit,
+                          uint16_t *out_bf16);
+/* cuda_lt.cu. open: false where cuBLASLt cannot be used; not an error. takes: whether product would take w. product: false if
+ * it does not take w; then nothing has happened. */
+bool cu_lt_open(struct cuda *c);
+bool cu_lt_takes(const struct cuda *c, const struct bweight *w);
+bool cu_lt_product(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, const float *residual, float *out);
 void cu_lt_close(struct cuda *c);
 
 /* ------------------------------------------------------------------------------------------------ the rest (cuda_norm.cu, cuda_attend.cu, cuda_moe.cu) */
