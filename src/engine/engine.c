@@ -64,6 +64,7 @@ static struct engine_bytes plan_bytes(const struct backend *be, const struct mod
     struct sizes s = sizes_of(o, c);
     struct plan_rank r = plan_single(c);
     struct engine_bytes b = {.free = be->ops->free_bytes(be)};
+    memcpy(b.device, be->name, sizeof b.device);
     b.weights = weights_bytes(be, m, &r);
     b.kv = (size_t)s.n_pages * be->ops->kv_page_bytes(be, c->n_layers, c->n_kv_heads, c->d_head);
     b.scratch = (2 * s.x + s.qkv + s.att + s.h + s.last + 2 * s.logits) * sizeof(float) + backend_scratch(o, c);

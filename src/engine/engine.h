@@ -31,6 +31,7 @@ void engine_close(struct engine **en);
 /* The bytes of a plan, before anything is loaded. */
 struct engine_bytes {
     size_t weights, kv, scratch, free;
+    char device[96]; /* where it was planned for, for people */
 };
 int engine_plan_bytes(const struct model *m, const struct engine_opts *o, struct engine_bytes *out, struct err *e) MUST_CHECK;
 

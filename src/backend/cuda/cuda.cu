@@ -6,6 +6,9 @@
 
 #include "cuda_priv.h"
 
+/* What no plan counts: kernels, graphs, and the sums that blocks share. */
+enum { RESERVE_BYTES = 512 << 20 };
+
 static struct cuda *cuda_of(struct backend *be) { return (struct cuda *)be; }
 
 /* ------------------------------------------------------------------------------------------------ failures */
@@ -94,8 +97,9 @@ static size_t cuda_free_bytes(const struct backend *be)
 {
     const struct cuda *c = (const struct cuda *)be;
     size_t free_now = 0, total = 0;
-    if (c->unified) return machine_free_bytes();
-    return cudaMemGetInfo(&free_now, &total) == cudaSuccess ? free_now : 0;
+    if (c->unified) free_now = machine_free_bytes();
+    else if (cudaMemGetInfo(&free_now, &total) != cudaSuccess) return 0;
+    return free_now > RESERVE_BYTES ? free_now - RESERVE_BYTES : 0;
 }
 
 /* ------------------------------------------------------------------------------------------------ the batch */
