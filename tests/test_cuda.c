@@ -1,7 +1,8 @@
 /* test_cuda: the products of the CUDA backend, every format, against sums in double of what dtype.c decodes: 1 to 129
- * rows, odd sizes, parts of different types, biases, residuals, scales of every kind. Activations are numbers that bf16
- * holds, so that what remains is the order of float sums. Outputs are poisoned and guarded. Without a GPU it says so and
- * passes. `test_cuda --time [type]` measures instead: GB/s of weights read at few rows, TFLOP/s at many. */
+ * rows, odd sizes, parts of different types, biases, residuals, scales of every kind. Activations are numbers that
+ * bf16 holds, so that what remains is the order of float sums. Outputs are poisoned and guarded. Without a GPU it
+ * says so and passes. `test_cuda --time [type]` measures instead: GB/s of weights read at few rows, TFLOP/s at many.
+ * */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -209,8 +210,8 @@ static void check_linear(const char *what, const struct dmat *parts, int n_parts
     for (size_t i = 0; i < n; i++) {
         double v = want[i] + (bias ? (double)b[i % (size_t)rows] : 0) + (residual ? (double)res[i] : 0);
         if (!(fabs((double)got[i] - v) <= 2e-5 * size[i] + 1e-5))
-            fail_msg("%s %d x %d, %d rows of activations: row %zu output %zu: %g, should be %g (magnitude %g)", what, rows, cols, T,
-                     i / (size_t)rows, i % (size_t)rows, (double)got[i], v, size[i]);
+            fail_msg("%s %d x %d, %d rows of activations: row %zu output %zu: %g, should be %g (magnitude %g)", what,
+                     rows, cols, T, i / (size_t)rows, i % (size_t)rows, (double)got[i], v, size[i]);
     }
     be->ops->weight_free(be, w);
     be->ops->free(be, dx);
@@ -255,7 +256,8 @@ static void odd_columns(void **state)
             }
 }
 
-/* Three parts as q, k and v are, of different types and with rows that end inside a tile; a slice of a scale's grid. */
+/* Three parts as q, k and v are, of different types and with rows that end inside a tile; a slice of a scale's grid.
+ * */
 static void stacked_parts(void **state)
 {
     (void)state;
@@ -297,7 +299,8 @@ static void check_gate(enum dtype gate, enum dtype up, int F, int cols, int T, b
         double gv = g[i] + (bias ? (double)bb[r] : 0), uv = u[i] + (bias ? (double)bb[(size_t)F + r] : 0);
         double v = act(gv, uv, (double)limit), slack = 1e-4 * (1 + fabs(gv)) * (1 + fabs(uv));
         if (!(fabs((double)got[i] - v) <= slack))
-            fail_msg("gate %s %d x %d, %d rows: %zu: %g, should be %g", dtype_infos[gate].name, F, cols, T, i, (double)got[i], v);
+            fail_msg("gate %s %d x %d, %d rows: %zu: %g, should be %g", dtype_infos[gate].name, F, cols, T, i,
+                     (double)got[i], v);
     }
     be->ops->weight_free(be, w);
     be->ops->free(be, dx);
@@ -387,6 +390,52 @@ static void same_bits_in_company(void **state)
     }
 }
 
+/* Steps of a decode that are captured and replayed: other inputs, other rows, a step that takes another course, a
+ * weight that goes. Each step's numbers are those of the same operations outside a step. */
+static void replayed_steps(void **state)
+{
+    enum { T = 3, K = 256, N = 64, STEPS = 12 };
+    static const int32_t ids[T] = {0}, seq_begin[T + 1] = {0, 1, 2, 3}, pos0[T] = {0}, pages[T] = {0, 1, 2};
+    static const struct batch batch = {T, T, ids, seq_begin, pos0, pages, 1};
+    (void)state;
+    if (skipped()) return;
+    struct matrix m = matrix_for(DT_Q4_K, K, K), head = matrix_for(DT_BF16, N, K);
+    struct bweight *w = weight_of(&m.m, 1, NULL), *h = weight_of(&head.m, 1, NULL);
+    float *x = device_new(T * K * sizeof *x), *y = device_new(T * K * sizeof *y);
+    float *last = device_new(T * K * sizeof *last);
+    float *outs[2] = {poisoned(T * N), poisoned(T * N)}, nan[T * N];
+    for (int i = 0; i < T * N; i++) nan[i] = NAN;
+    for (int step = 0; step < STEPS; step++) {
+        int32_t rows[T] = {step % T, 0, (step + 1) % T};
+        float *in = bf16_floats(T * K), *got[2];
+        bool other = step == 7 || step == 9;
+        if (step == 10) {
+            be->ops->weight_free(be, w);
+            w = weight_of(&m.m, 1, NULL);
+        }
+        for (int plain = 0; plain < 2; plain++) {
+            float *out = outs[plain];
+            be->ops->upload(be, out, nan, sizeof nan);
+            be->ops->upload(be, x, in, T * K * sizeof *x);
+            sync_ok();
+            if (!plain) be->ops->begin(be, &batch);
+            be->ops->linear(be, &(struct linear_args){.out = y, .x = x, .T = T, .w = w});
+            be->ops->linear(be, &(struct linear_args){.out = y, .x = x, .residual = y, .T = T, .w = w});
+            if (other) be->ops->linear(be, &(struct linear_args){.out = y, .x = x, .residual = x, .T = T, .w = w});
+            be->ops->gather(be, last, y, K, rows, step == 9 ? T - 1 : T);
+            be->ops->linear(be, &(struct linear_args){.out = out, .x = last, .T = T, .w = h});
+            got[plain] = fetch(out, T * N);
+        }
+        assert_memory_equal(got[0], got[1], (size_t)(step == 9 ? T - 1 : T) * N * sizeof(float));
+        assert_false(isnan(got[0][0]));
+        free(in), free(got[0]), free(got[1]);
+    }
+    be->ops->weight_free(be, w), be->ops->weight_free(be, h);
+    be->ops->free(be, x), be->ops->free(be, y), be->ops->free(be, last);
+    be->ops->free(be, outs[0]), be->ops->free(be, outs[1]);
+    matrix_free(&m), matrix_free(&head);
+}
+
 static void size_as_stored(void **state)
 {
     (void)state;
@@ -436,8 +485,8 @@ static void measure(enum dtype type, int rows, int cols, int T)
         double s = (clock_now() - start) / (ROUNDS * COPIES);
         if (s < best) best = s;
     }
-    printf("%-6s %6d x %5d, %4d rows: %8.1f us  %7.1f GB/s  %6.1f TFLOP/s\n", dtype_infos[type].name, rows, cols, T, best * 1e6,
-           (double)be->ops->weight_bytes(be, &m.m, 1) / best * 1e-9, 2.0 * rows * cols * T / best * 1e-12);
+    printf("%-6s %6d x %5d, %4d rows: %8.1f us  %7.1f GB/s  %6.1f TFLOP/s\n", dtype_infos[type].name, rows, cols, T,
+           best * 1e6, (double)be->ops->weight_bytes(be, &m.m, 1) / best * 1e-9, 2.0 * rows * cols * T / best * 1e-12);
     for (int i = 0; i < COPIES; i++) be->ops->weight_free(be, w[i]);
     be->ops->free(be, dx);
     be->ops->free(be, out);
@@ -468,7 +517,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_format),  cmocka_unit_test(odd_columns),          cmocka_unit_test(stacked_parts),
         cmocka_unit_test(gates),         cmocka_unit_test(norm_in_front),        cmocka_unit_test(same_bits_in_company),
-        cmocka_unit_test(size_as_stored), cmocka_unit_test(refusals),
+        cmocka_unit_test(replayed_steps), cmocka_unit_test(size_as_stored), cmocka_unit_test(refusals),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     backend_close(&be);

@@ -27,7 +27,8 @@ int backend_open(struct backend **out, const struct backend_opts *o, struct err 
         return open_cuda(out, 0, e);
     }
     if (!strcmp(device, "cpu")) return backend_open_cpu(out, o, e);
-    if (strncmp(device, "cuda", 4)) return err_set(e, ERR_INPUT, "device '%s' is unknown; known: cpu, cuda:N, auto", device);
+    if (strncmp(device, "cuda", 4))
+        return err_set(e, ERR_INPUT, "device '%s' is unknown; known: cpu, cuda:N, auto", device);
     int n = devices_cuda(), index = 0;
     if (device[4]) {
         const char *digits = device + 5;

@@ -3,13 +3,13 @@
  *
  * Calls are queued on the device's one stream, in order, and return nothing; the first failure is kept and comes out
  * of sync. Pointers marked `dev` come from alloc and are not to be dereferenced by the caller. Activations are float.
- * T tokens in the batch; D, H, Hk, Dh, F, E, V as in model.h. Nothing allocates after open, weight_new, kv_new and the
- * first step of a given size.
+ * T tokens in the batch; D, H, Hk, Dh, F, E, V as in model.h. Nothing allocates after open, weight_new, kv_new and
+ * the first step of a given size.
  *
- * Sum order: each output element of a product is summed over its inputs in one fixed order, whatever the number of rows
- * in the batch, the chunking of a prompt or the number of threads. A request's numbers do not depend on its company.
- * On CUDA this holds within each of three classes of kernels: products of 1 to 16 rows, of 17 to 128, and of more; they add
- * in different orders, and so differ in the last bits of a float sum of bf16 products. */
+ * Sum order: each output element of a product is summed over its inputs in one fixed order, whatever the number of
+ * rows in the batch, the chunking of a prompt or the number of threads. A request's numbers do not depend on its
+ * company. On CUDA this holds within each of three classes of kernels: products of 1 to 16 rows, of 17 to 128, and
+ * of more; they add in different orders, and so differ in the last bits of a float sum of bf16 products. */
 #ifndef HEARTH_BACKEND_H
 #define HEARTH_BACKEND_H
 
@@ -140,8 +140,8 @@ struct backend_opts {
     const char *cpu_level; /* "c", "avx2", "avx512", "neon": at most this; NULL: the best there is */
 };
 
-/* Opens a device. An unknown device, or an unknown or absent level, is refused with the list of those here. With "auto"
- * a cpu_level chooses the CPU. */
+/* Opens a device. An unknown device, or an unknown or absent level, is refused with the list of those here. With
+ * "auto" a cpu_level chooses the CPU. */
 int backend_open(struct backend **out, const struct backend_opts *o, struct err *e) MUST_CHECK;
 void backend_close(struct backend **be);
 

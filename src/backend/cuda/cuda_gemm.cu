@@ -1,10 +1,10 @@
-/* cuda_gemm.cu: products of more than 16 rows. A block makes 128 outputs (or 64 gates and their 64 ups) for 64 rows of
- * activations: a warp reads the bits of its 32 outputs straight into registers, some units ahead, and expands them there;
- * the activations come through shared memory in tiles of 128 columns, three in flight.
+/* cuda_gemm.cu: products of more than 16 rows. A block makes 128 outputs (or 64 gates and their 64 ups) for 64 rows
+ * of activations: a warp reads the bits of its 32 outputs straight into registers, some units ahead, and expands
+ * them there; the activations come through shared memory in tiles of 128 columns, three in flight.
  *
- * Up to 128 rows there are few such blocks for large matrices, so that blocks share out the columns too (splits, by the
- * matrix alone) and a second kernel adds their sums in order. With more rows a block walks all columns, and BF16 goes to
- * cuBLASLt where that is present. */
+ * Up to 128 rows there are few such blocks for large matrices, so that blocks share out the columns too (splits, by
+ * the matrix alone) and a second kernel adds their sums in order. With more rows a block walks all columns, and BF16
+ * goes to cuBLASLt where that is present. */
 #include <string.h>
 
 #include "cuda_mma.h"
@@ -14,7 +14,7 @@ enum { GEMM_WARPS = 4, GEMM_ROWS = 128, GEMM_TOKENS = 64, GEMM_TILES = 8, K_TILE
 struct gemm_args {
     struct cu_mat part[2]; /* the same twice without gate */
     const struct bweight *experts;
-    int index[2];          /* of the expert's parts */
+    int index[2]; /* of the expert's parts */
     struct cu_slots s;
     const uint16_t *acts;
     const float *bias, *residual;
@@ -31,7 +31,8 @@ struct gemm_place {
     int row0, first, last; /* first row of the block; rows of acts or slots */
 };
 
-/* Token tile blockIdx.y of all experts' tiles: which expert, which of its slots. All threads of the block take part. */
+/* Token tile blockIdx.y of all experts' tiles: which expert, which of its slots. All threads of the block take part.
+ * */
 static __device__ bool find_group(const struct gemm_args &a, struct gemm_place *p)
 {
     __shared__ int found[3];
@@ -90,7 +91,8 @@ static __device__ void store_one(const struct gemm_args &a, const struct gemm_pl
     a.out[at] = v;
 }
 
-static __device__ void store_gate(const struct gemm_args &a, const struct gemm_place &p, int tok, int row, float g, float u)
+static __device__ void store_gate(const struct gemm_args &a, const struct gemm_place &p, int tok, int row, float g,
+                                  float u)
 {
     if (p.bias) g += p.bias[row], u += p.bias[a.N + row];
     g = cu_act(g, u, a.limit);
@@ -103,7 +105,8 @@ static __device__ void store_gate(const struct gemm_args &a, const struct gemm_p
     }
 }
 
-template <int TYPE> static __global__ void __launch_bounds__(GEMM_WARPS * 32, 2) gemm_kernel(const __grid_constant__ struct gemm_args a)
+template <int TYPE>
+static __global__ void __launch_bounds__(GEMM_WARPS * 32, 2) gemm_kernel(const __grid_constant__ struct gemm_args a)
 {
     typedef struct cu_format<TYPE> f;
     constexpr int PER_TILE = K_TILE / f::unit, DEEP = f::unit <= 64 ? 4 : 2, STRIDE = token_stride<TYPE>::bytes;
@@ -135,13 +138,15 @@ template <int TYPE> static __global__ void __launch_bounds__(GEMM_WARPS * 32, 2)
 
     int k_tiles = Kp / K_TILE, per = (k_tiles + a.splits - 1) / a.splits;
     int tile0 = (int)blockIdx.z * per, tile1 = tile0 + per < k_tiles ? tile0 + per : k_tiles;
-    int units = (a.K + f::unit - 1) / f::unit, u0 = tile0 * PER_TILE, u1 = tile1 * PER_TILE < units ? tile1 * PER_TILE : units;
+    int units = (a.K + f::unit - 1) / f::unit, u0 = tile0 * PER_TILE,
+        u1 = tile1 * PER_TILE < units ? tile1 * PER_TILE : units;
     auto load_tile = [&](int tile) {
         if (tile < tile1) {
             uint8_t *to = tiles + tile % STAGES * (GEMM_TOKENS * STRIDE);
             for (int i = (int)threadIdx.x; i < GEMM_TOKENS * 16; i += GEMM_WARPS * 32) {
                 int tok = i / 16, r = token_row[tok];
-                const uint16_t *from = a.acts + (size_t)(r < 0 ? 0 : r) * (size_t)Kp + (size_t)(tile * K_TILE + i % 16 * 8);
+                const uint16_t *from =
+                    a.acts + (size_t)(r < 0 ? 0 : r) * (size_t)Kp + (size_t)(tile * K_TILE + i % 16 * 8);
                 copy_async(to + tok * STRIDE + i % 16 * 16, from, r >= 0);
             }
         }
@@ -194,8 +199,8 @@ template <int TYPE> static __global__ void __launch_bounds__(GEMM_WARPS * 32, 2)
 }
 
 /* out = the splits' sums, in order, + bias + residual */
-static __global__ void reduce_kernel(const float *parts, int splits, size_t n, int N, const float *bias, const float *residual,
-                                     float *out)
+static __global__ void reduce_kernel(const float *parts, int splits, size_t n, int N, const float *bias,
+                                     const float *residual, float *out)
 {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -209,7 +214,9 @@ static __global__ void reduce_kernel(const float *parts, int splits, size_t n, i
 template <int TYPE> static void launch_gemm(struct cuda *c, const struct gemm_args *a, int n_x, int n_y)
 {
     constexpr int bytes = STAGES * GEMM_TOKENS * token_stride<TYPE>::bytes;
-    if (!cu_ok(c, "product", cudaFuncSetAttribute(gemm_kernel<TYPE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))) return;
+    if (!cu_ok(c, "product",
+               cudaFuncSetAttribute(gemm_kernel<TYPE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)))
+        return;
     dim3 grid((unsigned)n_x, (unsigned)n_y, (unsigned)a->splits);
     gemm_kernel<TYPE><<<grid, GEMM_WARPS * 32, bytes, c->stream>>>(*a);
     cu_launched(c, "product of many rows");
@@ -243,11 +250,12 @@ void cu_gemm(struct cuda *c, const struct bweight *w, const uint16_t *acts, int 
     }
     for (int i = 0; i < w->n_parts && !c->err.code; a.at += w->part[i++].rows) {
         a.part[0] = a.part[1] = w->part[i];
-        CU_DISPATCH(w->part[i].type, launch_gemm, (c, &a, cu_div_up(w->part[i].rows, GEMM_ROWS), cu_div_up(T, GEMM_TOKENS)));
+        CU_DISPATCH(w->part[i].type, launch_gemm,
+                    (c, &a, cu_div_up(w->part[i].rows, GEMM_ROWS), cu_div_up(T, GEMM_TOKENS)));
     }
     if (a.splits == 1 || c->err.code) return;
-    reduce_kernel<<<(unsigned)cu_div_up((int64_t)n, 256), 256, 0, c->stream>>>(c->splits, a.splits, n, w->rows, w->bias, residual,
-                                                                              out);
+    reduce_kernel<<<(unsigned)cu_div_up((int64_t)n, 256), 256, 0, c->stream>>>(c->splits, a.splits, n, w->rows,
+                                                                               w->bias, residual, out);
     cu_launched(c, "product");
 }
 
@@ -269,7 +277,8 @@ bool cu_gemm_gate(struct cuda *c, const struct bweight *w, const uint16_t *acts,
     return true;
 }
 
-static struct gemm_args grouped_args(const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, int *n_y)
+static struct gemm_args grouped_args(const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts,
+                                     int *n_y)
 {
     struct gemm_args a = {};
     a.experts = w->dev;
@@ -281,7 +290,8 @@ static struct gemm_args grouped_args(const struct cu_experts *w, const struct cu
     return a;
 }
 
-void cu_gemm_grouped(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float *out)
+void cu_gemm_grouped(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts,
+                     float *out)
 {
     int n_y;
     struct gemm_args a = grouped_args(w, s, acts, &n_y);
@@ -293,8 +303,8 @@ void cu_gemm_grouped(struct cuda *c, const struct cu_experts *w, const struct cu
     }
 }
 
-void cu_gemm_grouped_gate(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float limit,
-                          uint16_t *out_bf16)
+void cu_gemm_grouped_gate(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts,
+                          float limit, uint16_t *out_bf16)
 {
     int n_y;
     struct gemm_args a = grouped_args(w, s, acts, &n_y);

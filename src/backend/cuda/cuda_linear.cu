@@ -1,4 +1,5 @@
-/* cuda_linear.cu: products of 1 to 16 rows, which are as fast as the weights can be read, and the float product of routers.
+/* cuda_linear.cu: products of 1 to 16 rows, which are as fast as the weights can be read, and the float product of
+ * routers.
  *
  * A block makes 32 outputs (or 16 gates and their 16 ups) for all rows. Its eight warps share out the columns: warp w
  * takes units w, w + 8, w + 16 .. and adds them up on the tensor cores; the eight sums are added in the order of the
@@ -9,8 +10,8 @@
 
 enum { WARPS = 8, TILE_ROWS = 32, SUM_STRIDE = TILE_ROWS + 4 };
 
-/* parts[n_parts] are all of one type; rows of part i go to columns at[i] .. of out. With gate, parts 0 and 1 are gate and
- * up. experts != NULL: the parts come from the expert's entry instead, slots from s. */
+/* parts[n_parts] are all of one type; rows of part i go to columns at[i] .. of out. With gate, parts 0 and 1 are
+ * gate and up. experts != NULL: the parts come from the expert's entry instead, slots from s. */
 struct small_args {
     struct cu_mat part[CU_MAX_PARTS];
     int at[CU_MAX_PARTS], index[CU_MAX_PARTS], n_parts;
@@ -27,10 +28,10 @@ struct small_args {
 
 /* Where a block works. */
 struct small_place {
-    struct cu_mat m[2]; /* of tile 0 and 1 */
+    struct cu_mat m[2];     /* of tile 0 and 1 */
     int row0[2], n_rows[2]; /* first row in the matrix, and how many there are from it on */
-    int at;             /* column of out of tile 0, row 0 */
-    int first, last;    /* rows of acts, or slots */
+    int at;                 /* column of out of tile 0, row 0 */
+    int first, last;        /* rows of acts, or slots */
     const float *bias;
 };
 
@@ -144,7 +145,8 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) small_kernel(const __gri
                     auto fetch = [&](int s, int n, uint32_t b[2]) {
                         uint2 v = make_uint2(0, 0);
                         if (there[n])
-                            v = __ldg((const uint2 *)(const void *)(x[n] + (u + WARPS * k) * f::unit + cu_column<TYPE>(t, s)));
+                            v = __ldg((const uint2 *)(const void *)(x[n] + (u + WARPS * k) * f::unit +
+                                                                    cu_column<TYPE>(t, s)));
                         b[0] = v.x, b[1] = v.y;
                     };
                     cu_unit_product<TYPE, 2, NT>(acc, raw[k], fetch);
@@ -155,7 +157,8 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) small_kernel(const __gri
 #pragma unroll
             for (int n = 0; n < NT; n++)
 #pragma unroll
-                for (int k = 0; k < 4; k++) sums[warp][8 * n + 2 * t + k % 2][16 * i + g + 8 * (k / 2)] = acc[i][n][k];
+                for (int k = 0; k < 4; k++)
+                    sums[warp][8 * n + 2 * t + k % 2][16 * i + g + 8 * (k / 2)] = acc[i][n][k];
         __syncthreads();
         int n_tokens = p.last - t0 < 8 * NT ? p.last - t0 : 8 * NT;
         store(a, p, t0, n_tokens, sums);
@@ -163,7 +166,8 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) small_kernel(const __gri
     }
 }
 
-template <int TYPE> static void launch_small(struct cuda *c, const struct small_args *a, int n_tiles, int n_y, bool wide)
+template <int TYPE>
+static void launch_small(struct cuda *c, const struct small_args *a, int n_tiles, int n_y, bool wide)
 {
     dim3 grid((unsigned)n_tiles, (unsigned)n_y);
     if (wide) small_kernel<TYPE, 2><<<grid, WARPS * 32, 0, c->stream>>>(*a);
@@ -194,7 +198,8 @@ static void launch_types(struct cuda *c, struct small_args *a, const struct bwei
 
 static bool one_type(const struct bweight *w) { return w->n_parts == 2 && w->part[0].type == w->part[1].type; }
 
-void cu_small_product(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, const float *residual, float *out)
+void cu_small_product(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, const float *residual,
+                      float *out)
 {
     size_t Kp = (size_t)cu_pad(w->cols), N = (size_t)w->rows;
     for (int t = 0; t < T && !c->err.code; t += CU_SMALL_ROWS) {
@@ -244,7 +249,8 @@ static struct small_args grouped_args(const struct cu_experts *w, const struct c
 
 static int grouped_y(const struct cu_slots *s) { return s->E < s->max_slots ? s->E : s->max_slots; }
 
-void cu_small_grouped(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float *out)
+void cu_small_grouped(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts,
+                      float *out)
 {
     struct small_args a = grouped_args(w, s, acts);
     a.N = w->any->rows;
@@ -287,7 +293,8 @@ static __global__ void float_kernel(struct cu_mat m, const float *bias, const fl
                 if (col >= m.cols) continue;
 #pragma unroll
                 for (int k = 0; k < FLOAT_TOKENS; k++)
-                    if (k < n) sum[k] = fmaf(v[4 * s + i], x[(size_t)(t0 + k) * (size_t)m.cols + (size_t)col], sum[k]);
+                    if (k < n)
+                        sum[k] = fmaf(v[4 * s + i], x[(size_t)(t0 + k) * (size_t)m.cols + (size_t)col], sum[k]);
             }
     }
 #pragma unroll
@@ -298,7 +305,8 @@ static __global__ void float_kernel(struct cu_mat m, const float *bias, const fl
 }
 
 template <int TYPE>
-static void launch_float(struct cuda *c, const struct cu_mat *m, const float *bias, const float *x, int T, int N, float *out)
+static void launch_float(struct cuda *c, const struct cu_mat *m, const float *bias, const float *x, int T, int N,
+                         float *out)
 {
     dim3 grid((unsigned)cu_div_up(m->rows, 4), (unsigned)cu_div_up(T, FLOAT_TOKENS));
     float_kernel<TYPE><<<grid, 128, 0, c->stream>>>(*m, bias, x, T, N, out);
@@ -309,15 +317,18 @@ void cu_product_float(struct cuda *c, const struct bweight *w, const float *x, i
 {
     int at = 0;
     for (int i = 0; i < w->n_parts && !c->err.code; at += w->part[i++].rows)
-        CU_DISPATCH(w->part[i].type, launch_float, (c, &w->part[i], w->bias ? w->bias + at : NULL, x, T, w->rows, out + at));
+        CU_DISPATCH(w->part[i].type, launch_float,
+                    (c, &w->part[i], w->bias ? w->bias + at : NULL, x, T, w->rows, out + at));
 }
 
 /* ------------------------------------------------------------------------------------------------ the choice */
 
-void cu_product(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, const float *residual, float *out)
+void cu_product(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, const float *residual,
+                float *out)
 {
     if (T <= CU_SMALL_ROWS) cu_small_product(c, w, acts, T, residual, out);
-    else if (T <= CU_MEDIUM_ROWS || !cu_lt_product(c, w, acts, T, residual, out)) cu_gemm(c, w, acts, T, residual, out);
+    else if (T <= CU_MEDIUM_ROWS || !cu_lt_product(c, w, acts, T, residual, out))
+        cu_gemm(c, w, acts, T, residual, out);
 }
 
 void cu_product_gate(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, float limit, float *out,
@@ -334,17 +345,19 @@ void cu_product_gate(struct cuda *c, const struct bweight *w, const uint16_t *ac
 /* Few slots an expert: read its weights as fast as that goes, in pieces of 16. */
 static bool few(const struct cu_slots *s) { return s->max_rows <= CU_SMALL_ROWS || s->max_slots <= 12 * s->E; }
 
-void cu_grouped_gate(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float limit,
-                     uint16_t *out_bf16)
+void cu_grouped_gate(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts,
+                     float limit, uint16_t *out_bf16)
 {
     if (c->err.code) return;
     if (!one_type(w->any))
-        err_set(&c->err, ERR_UNSUPPORTED, "experts whose gate and up have different types are not supported on a GPU");
+        err_set(&c->err, ERR_UNSUPPORTED,
+                "experts whose gate and up have different types are not supported on a GPU");
     else if (few(s)) cu_small_grouped_gate(c, w, s, acts, limit, out_bf16);
     else cu_gemm_grouped_gate(c, w, s, acts, limit, out_bf16);
 }
 
-void cu_grouped_linear(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts, float *out)
+void cu_grouped_linear(struct cuda *c, const struct cu_experts *w, const struct cu_slots *s, const uint16_t *acts,
+                       float *out)
 {
     if (few(s)) cu_small_grouped(c, w, s, acts, out);
     else cu_gemm_grouped(c, w, s, acts, out);

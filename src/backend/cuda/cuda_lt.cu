@@ -1,5 +1,5 @@
-/* cuda_lt.cu: cuBLASLt, where it is: products of BF16 weights with many rows. The library is looked for when the device
- * opens, so that the program starts, and runs, without it. */
+/* cuda_lt.cu: cuBLASLt, where it is: products of BF16 weights with many rows. The library is looked for when the
+ * device opens, so that the program starts, and runs, without it. */
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <stdio.h>
@@ -46,7 +46,8 @@ struct cu_lt {
 
 static bool lt_ok(struct cuda *c, cublasStatus_t r)
 {
-    if (r != CUBLAS_STATUS_SUCCESS && !c->err.code) err_set(&c->err, ERR_DEVICE, "cuda: product: cuBLASLt failed with status %d", (int)r);
+    if (r != CUBLAS_STATUS_SUCCESS && !c->err.code)
+        err_set(&c->err, ERR_DEVICE, "cuda: product: cuBLASLt failed with status %d", (int)r);
     return !c->err.code;
 }
 
@@ -59,7 +60,7 @@ static bool find_functions(struct cu_lt *lt)
     bool all = true;
 #define FIND(name)                                                                                                   \
     do {                                                                                                             \
-        void *f = dlsym(lt->library, "cublasLt" #name);                                                                         \
+        void *f = dlsym(lt->library, "cublasLt" #name);                                                              \
         memcpy(&lt->name, &f, sizeof f);                                                                             \
         all = all && f;                                                                                              \
     } while (0);
@@ -108,7 +109,8 @@ static struct lt_plan *plan_of(struct cuda *c, int N, int T, int K, int ld_w, in
     struct cu_lt *lt = c->lt;
     for (int i = 0; i < lt->n_plans; i++) {
         struct lt_plan *p = &lt->plans[i];
-        if (p->N == N && p->T == T && p->K == K && p->ld_w == ld_w && p->ld_x == ld_x && p->ld_out == ld_out) return p;
+        if (p->N == N && p->T == T && p->K == K && p->ld_w == ld_w && p->ld_x == ld_x && p->ld_out == ld_out)
+            return p;
     }
     if (lt->n_plans == LT_PLANS) { /* odd sizes come from prompts' ends: the last place is theirs */
         struct lt_plan *p = &lt->plans[--lt->n_plans];
@@ -123,11 +125,13 @@ static struct lt_plan *plan_of(struct cuda *c, int N, int T, int K, int ld_w, in
     int n = 0;
     memset(p, 0, sizeof *p);
     if (!lt_ok(c, lt->MatmulPreferenceCreate(&preference))) return NULL;
-    bool ok = lt_ok(c, lt->MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &work, sizeof work)) &&
+    bool ok = lt_ok(c, lt->MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &work,
+                                                        sizeof work)) &&
               lt_ok(c, lt->MatrixLayoutCreate(&p->w, CUDA_R_16BF, (uint64_t)K, (uint64_t)N, ld_w)) &&
               lt_ok(c, lt->MatrixLayoutCreate(&p->x, CUDA_R_16BF, (uint64_t)K, (uint64_t)T, ld_x)) &&
               lt_ok(c, lt->MatrixLayoutCreate(&p->out, CUDA_R_32F, (uint64_t)N, (uint64_t)T, ld_out)) &&
-              lt_ok(c, lt->MatmulAlgoGetHeuristic(lt->handle, lt->desc, p->w, p->x, p->out, p->out, preference, 1, &found, &n));
+              lt_ok(c, lt->MatmulAlgoGetHeuristic(lt->handle, lt->desc, p->w, p->x, p->out, p->out, preference, 1,
+                                                  &found, &n));
     (void)lt->MatmulPreferenceDestroy(preference);
     if (ok && n == 0) ok = lt_ok(c, CUBLAS_STATUS_NOT_SUPPORTED);
     if (!ok) {
@@ -153,11 +157,13 @@ bool cu_lt_takes(const struct cuda *c, const struct bweight *w)
 {
     if (!c->lt) return false;
     for (int i = 0; i < w->n_parts; i++)
-        if (w->part[i].type != DT_BF16 || w->part[i].rows % 8 || w->cols % 8) return false; /* what all its kernels take */
+        if (w->part[i].type != DT_BF16 || w->part[i].rows % 8 || w->cols % 8)
+            return false; /* what all its kernels take */
     return true;
 }
 
-bool cu_lt_product(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, const float *residual, float *out)
+bool cu_lt_product(struct cuda *c, const struct bweight *w, const uint16_t *acts, int T, const float *residual,
+                   float *out)
 {
     struct cu_lt *lt = c->lt;
     const float one = 1, zero = 0;
@@ -172,8 +178,8 @@ bool cu_lt_product(struct cuda *c, const struct bweight *w, const uint16_t *acts
         const struct cu_mat *m = &w->part[i];
         struct lt_plan *p = plan_of(c, m->rows, T, m->cols, (int)m->q_stride / 2, cu_pad(m->cols), w->rows);
         if (!p) return true;
-        if (!lt_ok(c, lt->Matmul(lt->handle, lt->desc, &one, m->q, p->w, acts, p->x, add ? &one : &zero, out + at, p->out,
-                                         out + at, p->out, &p->algo, lt->work, LT_WORK_BYTES, c->stream)))
+        if (!lt_ok(c, lt->Matmul(lt->handle, lt->desc, &one, m->q, p->w, acts, p->x, add ? &one : &zero, out + at,
+                                 p->out, out + at, p->out, &p->algo, lt->work, LT_WORK_BYTES, c->stream)))
             return true;
     }
     return true;

@@ -4,8 +4,8 @@
 
 #include "cuda_unpack.h"
 
-/* c[16 rows, 8 tokens] += A[16, 16] B[16, 8], bf16 in, float sums. Lane (g = lane / 4, t = lane % 4) holds of A rows g and
- * g + 8 (a[0], a[2] and a[1], a[3]), of B token g, of c rows g and g + 8 of tokens 2 t and 2 t + 1. */
+/* c[16 rows, 8 tokens] += A[16, 16] B[16, 8], bf16 in, float sums. Lane (g = lane / 4, t = lane % 4) holds of A rows
+ * g and g + 8 (a[0], a[2] and a[1], a[3]), of B token g, of c rows g and g + 8 of tokens 2 t and 2 t + 1. */
 static __device__ __forceinline__ void cu_mma(float c[4], const uint32_t a[4], const uint32_t b[2])
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -26,10 +26,11 @@ static __device__ __forceinline__ float cu_act(float g, float u, float limit)
     return g / (1 + __expf(-z)) * u;
 }
 
-/* acc[i][n] += rows of tile i times tokens of tile n over one unit. raw[2 i], raw[2 i + 1]: what this lane holds of rows g
- * and g + 8 of tile i. fetch(s, n, b): the pairs of token g of tile n at the columns of this lane's step s. */
+/* acc[i][n] += rows of tile i times tokens of tile n over one unit. raw[2 i], raw[2 i + 1]: what this lane holds of
+ * rows g and g + 8 of tile i. fetch(s, n, b): the pairs of token g of tile n at the columns of this lane's step s. */
 template <int TYPE, int R, int NT, typename FETCH>
-static __device__ __forceinline__ void cu_unit_product(float acc[R][NT][4], const struct cu_raw *raw, const FETCH &fetch)
+static __device__ __forceinline__ void cu_unit_product(float acc[R][NT][4], const struct cu_raw *raw,
+                                                       const FETCH &fetch)
 {
     typedef struct cu_format<TYPE> f;
     constexpr int group = f::group ? f::group : 1;

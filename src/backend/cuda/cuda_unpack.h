@@ -1,18 +1,20 @@
-/* cuda_unpack: the one place that knows how a weight's bits lie in device memory; what packs and what unpacks stand side
- * by side. Device code.
+/* cuda_unpack: the one place that knows how a weight's bits lie in device memory; what packs and what unpacks stand
+ * side by side. Device code.
  *
- * Products run on mma.m16n8k16. The four lanes t of a quad hold one row; a row goes in units of 64 bytes of q, 16 a lane,
- * which are `steps` products of 16 columns each. The order of columns inside a product does not matter as long as both
- * sides agree, so a lane's bytes are contiguous. Column of lane t, step s, element i (0..3) within the unit:
+ * Products run on mma.m16n8k16. The four lanes t of a quad hold one row; a row goes in units of 64 bytes of q, 16 a
+ * lane, which are `steps` products of 16 columns each. The order of columns inside a product does not matter as long
+ * as both sides agree, so a lane's bytes are contiguous. Column of lane t, step s, element i (0..3) within the unit:
  *   F32 (16 columns a unit), F16, BF16 (32), F8 (64): 4 steps t + 4 s + i, which is the order as stored
- *   block types (64 columns a unit for Q8_0, else 128): 16 s + 4 t + i, so that steps 2 j and 2 j + 1 are block j and one
+ *   block types (64 columns a unit for Q8_0, else 128): 16 s + 4 t + i, so that steps 2 j and 2 j + 1 are block j
+ * and one
  *   scale serves all lanes of a step
- * q of a lane: Q8_0 byte 4 s + i. Nibble types: word j is block j; pair p = 2 (s % 2) + i / 2 of it has its even column in
- * the low half and its odd column in the high half, an integer at bits 4 p of the half, an E2M1 value (bits s e e m) at
+ * q of a lane: Q8_0 byte 4 s + i. Nibble types: word j is block j; pair p = 2 (s % 2) + i / 2 of it has its even
+ * column in the low half and its odd column in the high half, an integer at bits 4 p of the half, an E2M1 value
+ * (bits s e e m) at
  *   p = 0: 15 8 7 6   p = 1: 12 5 4 3   p = 2: 9 2 1 0   p = 3: 14 13 11 10
- * h, fifth bits, one word a lane and unit: bit 4 j + p of the half; Q6_K, two words: word j / 2, bits 8 (j % 2) + 2 p.
- * s, in the order of the columns: MXFP4 E8M0 a block; NVFP4 E4M3 for 16 columns; Q4_0, Q5_0, Q8_0 d; Q4_1, Q5_1 d, m;
- * Q4_K, Q5_K d, dmin and the 12 packed bytes; Q6_K 16 int8 for each 256 columns, behind them all d. */
+ * h, fifth bits, one word a lane and unit: bit 4 j + p of the half; Q6_K, two words: word j / 2, bits 8 (j % 2) + 2
+ * p. s, in the order of the columns: MXFP4 E8M0 a block; NVFP4 E4M3 for 16 columns; Q4_0, Q5_0, Q8_0 d; Q4_1, Q5_1
+ * d, m; Q4_K, Q5_K d, dmin and the 12 packed bytes; Q6_K 16 int8 for each 256 columns, behind them all d. */
 #ifndef HEARTH_CUDA_UNPACK_H
 #define HEARTH_CUDA_UNPACK_H
 
@@ -22,8 +24,8 @@
 
 #include "cuda_priv.h"
 
-/* unit: columns; group: steps that share a scale, 0: no scale; natural: order as stored; min: w = d q + m with m != 0;
- * split: elements need two bf16, high and low. */
+/* unit: columns; group: steps that share a scale, 0: no scale; natural: order as stored; min: w = d q + m with m !=
+ * 0; split: elements need two bf16, high and low. */
 template <int TYPE> struct cu_format {
     static constexpr bool f32 = TYPE == DT_F32, f16 = TYPE == DT_F16, bf16 = TYPE == DT_BF16, f8 = TYPE == DT_F8_E4M3;
     static constexpr bool natural = f32 || f16 || bf16 || f8;
@@ -45,19 +47,25 @@ static __device__ __forceinline__ uint4 cu_stream16(const uint8_t *p)
 {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
     return v;
 }
 static __device__ __forceinline__ uint2 cu_read8(const uint8_t *p) { return __ldg((const uint2 *)(const void *)p); }
-static __device__ __forceinline__ uint32_t cu_read4(const uint8_t *p) { return __ldg((const uint32_t *)(const void *)p); }
+static __device__ __forceinline__ uint32_t cu_read4(const uint8_t *p)
+{
+    return __ldg((const uint32_t *)(const void *)p);
+}
 
 static __device__ __forceinline__ float cu_grid_scale(const struct cu_mat &m, int row, int col)
 {
     if (!m.scale) return 1.0f;
-    return __ldg(m.scale + (row + m.scale_row0) / m.scale_rows * m.scale_stride + (col + m.scale_col0) / m.scale_cols);
+    return __ldg(m.scale + (row + m.scale_row0) / m.scale_rows * m.scale_stride +
+                 (col + m.scale_col0) / m.scale_cols);
 }
 
-template <int TYPE> static __device__ __forceinline__ void cu_load(struct cu_raw &r, const struct cu_mat &m, int row, int u, int t)
+template <int TYPE>
+static __device__ __forceinline__ void cu_load(struct cu_raw &r, const struct cu_mat &m, int row, int u, int t)
 {
     r.q = cu_stream16(m.q + (size_t)row * m.q_stride + (size_t)(u * 64 + t * 16));
     if constexpr (TYPE == DT_Q5_0 || TYPE == DT_Q5_1 || TYPE == DT_Q5_K)
@@ -98,7 +106,8 @@ static __device__ __forceinline__ uint32_t cu_bf16_sub(uint32_t a, uint32_t b)
 {
     uint32_t d; /* a * 1 - b: exact for the small integers here */
     asm("{.reg .b32 one, neg; mov.b32 one, 0x3F803F80; xor.b32 neg, %2, 0x80008000; fma.rn.bf16x2 %0, %1, one, neg;}"
-        : "=r"(d) : "r"(a), "r"(b));
+        : "=r"(d)
+        : "r"(a), "r"(b));
     return d;
 }
 static __device__ __forceinline__ uint32_t cu_bf16_mul(uint32_t a, uint32_t b)
@@ -116,7 +125,10 @@ static __device__ __forceinline__ uint32_t cu_bf16_pack(float lo, float hi)
 }
 static __device__ __forceinline__ float cu_bf16_lo(uint32_t v) { return __uint_as_float(v << 16); }
 static __device__ __forceinline__ float cu_bf16_hi(uint32_t v) { return __uint_as_float(v & 0xFFFF0000u); }
-static __device__ __forceinline__ float cu_half(uint32_t bits) { return __half2float(__ushort_as_half((unsigned short)bits)); }
+static __device__ __forceinline__ float cu_half(uint32_t bits)
+{
+    return __half2float(__ushort_as_half((unsigned short)bits));
+}
 static __device__ __forceinline__ float2 cu_e4m3x2(uint32_t two)
 {
     __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)two, __NV_E4M3);
@@ -126,7 +138,10 @@ static __device__ __forceinline__ float cu_e8m0(uint32_t b)
 {
     return __uint_as_float(b == 0xFF ? 0x7FC00000u : b == 0 ? 0x00400000u : b << 23);
 }
-static __device__ __forceinline__ uint32_t cu_word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+static __device__ __forceinline__ uint32_t cu_word(const uint4 &v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
 /* v moved by n bits to the left, to the right where n is negative; n is a constant */
 static __device__ __forceinline__ uint32_t cu_move(uint32_t v, int n) { return n >= 0 ? v << n : v >> -n; }
 
@@ -171,12 +186,15 @@ static __device__ __forceinline__ void cu_expand(const struct cu_raw &r, int ste
         }
     } else if constexpr (TYPE == DT_MXFP4 || TYPE == DT_NVFP4) {
         uint32_t w = cu_word(r.q, step / 2);
-        for (int i = 0; i < 2; i++) out[i] = cu_bf16_mul(cu_e2m1_bits(w, 2 * (step % 2) + i), 0x7E807E80u); /* 2^126 */
+        for (int i = 0; i < 2; i++)
+            out[i] = cu_bf16_mul(cu_e2m1_bits(w, 2 * (step % 2) + i), 0x7E807E80u); /* 2^126 */
     } else {
         /* 128 + q in the mantissa, minus 128 and what the type takes off */
         constexpr bool fifth = TYPE == DT_Q5_0 || TYPE == DT_Q5_1 || TYPE == DT_Q5_K;
-        constexpr uint32_t off = TYPE == DT_Q4_0 ? 0x43084308u : TYPE == DT_Q5_0 ? 0x43104310u
-                               : TYPE == DT_Q6_K ? 0x43204320u : 0x43004300u;
+        constexpr uint32_t off = TYPE == DT_Q4_0   ? 0x43084308u
+                                 : TYPE == DT_Q5_0 ? 0x43104310u
+                                 : TYPE == DT_Q6_K ? 0x43204320u
+                                                   : 0x43004300u;
         int j = step / 2;
         uint32_t w = cu_word(r.q, j);
         for (int i = 0; i < 2; i++) {
@@ -198,7 +216,8 @@ template <int TYPE> static __device__ __forceinline__ void cu_scale(const struct
     else if constexpr (TYPE == DT_NVFP4) {
         float2 two = cu_e4m3x2(r.s[g / 4] >> 16 * (g / 2 % 2) & 0xFFFF);
         *d = __fmul_rn(g % 2 ? two.y : two.x, __uint_as_float(r.s[2]));
-    } else if constexpr (TYPE == DT_Q4_0 || TYPE == DT_Q5_0 || TYPE == DT_Q8_0) *d = cu_half(r.s[g / 2] >> 16 * (g % 2) & 0xFFFF);
+    } else if constexpr (TYPE == DT_Q4_0 || TYPE == DT_Q5_0 || TYPE == DT_Q8_0)
+        *d = cu_half(r.s[g / 2] >> 16 * (g % 2) & 0xFFFF);
     else if constexpr (TYPE == DT_Q4_1 || TYPE == DT_Q5_1) *d = cu_half(r.s[g] & 0xFFFF), *m = cu_half(r.s[g] >> 16);
     else if constexpr (TYPE == DT_Q4_K || TYPE == DT_Q5_K) {
         *d = __fmul_rn(cu_half(r.s[0] & 0xFFFF), (float)(r.s[1] >> 8 * g & 0xFF));
@@ -225,7 +244,8 @@ static __device__ __forceinline__ void cu_lane_floats(const struct cu_mat &m, in
         if constexpr (TYPE == DT_F32) {
             for (int i = 0; i < 4; i++) out[4 * s + i] = __uint_as_float(cu_word(r.q, i));
         } else if constexpr (TYPE == DT_F16) {
-            for (int i = 0; i < 4; i++) out[4 * s + i] = cu_half(cu_word(r.q, 2 * s + i / 2) >> 16 * (i % 2) & 0xFFFF);
+            for (int i = 0; i < 4; i++)
+                out[4 * s + i] = cu_half(cu_word(r.q, 2 * s + i / 2) >> 16 * (i % 2) & 0xFFFF);
         } else {
             constexpr int group = cu_format<TYPE>::group ? cu_format<TYPE>::group : cu_format<TYPE>::steps;
             uint32_t v[2], none[2];

@@ -1,12 +1,13 @@
-/* cuda_weight.cu: from a matrix as stored to the layout of cuda_unpack.h: rows go through pinned memory in pieces, and a
- * kernel moves their bits into place. Weights stay in the size they are stored in, within 3 %. Memory of small weights
- * comes from slabs, which go back all at once when the device closes. */
+/* cuda_weight.cu: from a matrix as stored to the layout of cuda_unpack.h: rows go through pinned memory in pieces,
+ * and a kernel moves their bits into place. Weights stay in the size they are stored in, within 3 %. Memory of small
+ * weights comes from slabs, which go back all at once when the device closes. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda_priv.h"
 
-/* ------------------------------------------------------------------------------------------------ memory of weights */
+/* ------------------------------------------------------------------------------------------------ memory of weights
+ * */
 
 enum { SLAB_BYTES = 64 << 20, OWN_BYTES = 8 << 20, STAGE_BYTES = 32 << 20 };
 
@@ -173,7 +174,8 @@ static int check_part(const struct dmat *m, struct err *e)
         return err_set(e, ERR_UNSUPPORTED, "a matrix of %lld rows and %lld columns is too large for the GPU backend",
                        (long long)m->rows, (long long)m->cols);
     if (m->type == DT_F8_E4M3 && !one && (m->scale_cols % 64 || m->scale_col0 % 64))
-        return err_set(e, ERR_UNSUPPORTED, "scale blocks of %lld columns at column %lld: multiples of 64 are supported on a GPU",
+        return err_set(e, ERR_UNSUPPORTED,
+                       "scale blocks of %lld columns at column %lld: multiples of 64 are supported on a GPU",
                        (long long)m->scale_cols, (long long)m->scale_col0);
     if (m->type == DT_NVFP4 && !one)
         return err_set(e, ERR_UNSUPPORTED, "nvfp4 with float scales of %lld columns: one scale a row is supported",
@@ -183,7 +185,8 @@ static int check_part(const struct dmat *m, struct err *e)
 
 /* ------------------------------------------------------------------------------------------------ into place */
 
-/* rows [row0, row0 + n) of m come from raw: n rows of raw_stride bytes as stored, then n rows of bs_stride scale bytes. */
+/* rows [row0, row0 + n) of m come from raw: n rows of raw_stride bytes as stored, then n rows of bs_stride scale
+ * bytes. */
 struct relay {
     struct cu_mat m;
     int source; /* enum dtype as stored */
@@ -255,8 +258,12 @@ static __device__ void copy_or_zero(uint8_t *to, const uint8_t *from, int n, boo
 /* The scales of unit u, by one lane. */
 static __device__ void place_scales(const struct relay &r, const uint8_t *row, const uint8_t *bs, int u, uint8_t *s)
 {
-    int block = r.source == DT_Q4_0 ? 18 : r.source == DT_Q4_1 ? 20 : r.source == DT_Q5_0 ? 22 : r.source == DT_Q5_1 ? 24
-              : r.source == DT_Q8_0 ? 34 : 17;
+    int block = r.source == DT_Q4_0   ? 18
+                : r.source == DT_Q4_1 ? 20
+                : r.source == DT_Q5_0 ? 22
+                : r.source == DT_Q5_1 ? 24
+                : r.source == DT_Q8_0 ? 34
+                                      : 17;
     switch (r.source) {
     case DT_MXFP4:
     case DT_NVFP4: {
@@ -272,12 +279,14 @@ static __device__ void place_scales(const struct relay &r, const uint8_t *row, c
     case DT_Q8_0: {
         int n = r.unit / 32, size = r.s_unit / n;
         for (int i = 0; i < n; i++)
-            copy_or_zero(s + (u * n + i) * size, row + (size_t)(u * n + i) * (size_t)block, size, u * r.unit + i * 32 < r.m.cols);
+            copy_or_zero(s + (u * n + i) * size, row + (size_t)(u * n + i) * (size_t)block, size,
+                         u * r.unit + i * 32 < r.m.cols);
         break;
     }
     case DT_Q4_K:
     case DT_Q5_K:
-        if (u % 2 == 0) copy_or_zero(s + u / 2 * 16, row + (size_t)(u / 2) * (r.source == DT_Q4_K ? 144 : 176), 16, true);
+        if (u % 2 == 0)
+            copy_or_zero(s + u / 2 * 16, row + (size_t)(u / 2) * (r.source == DT_Q4_K ? 144 : 176), 16, true);
         break;
     case DT_Q6_K:
         copy_or_zero(s + u * 8, row + (size_t)(u / 2) * 210 + 192 + u % 2 * 8, 8, true);
@@ -349,17 +358,19 @@ static bool load_part(struct cuda *c, const struct dmat *d, const struct cu_mat 
             for (int64_t i = 0; i < n; i++)
                 memcpy(to + (size_t)i * r.raw_stride, from + (size_t)i * d->row_stride, r.raw_stride);
         for (int64_t i = 0; i < n && per; i++)
-            memcpy(to + (size_t)n * r.raw_stride + (size_t)i * r.bs_stride, d->bscale + (size_t)(r0 + i) * d->bscale_stride,
-                   r.bs_stride);
+            memcpy(to + (size_t)n * r.raw_stride + (size_t)i * r.bs_stride,
+                   d->bscale + (size_t)(r0 + i) * d->bscale_stride, r.bs_stride);
         if (d->map) fmap_drop(d->map, from, (size_t)n * d->row_stride);
         r.row0 = (int)r0;
         r.n = (int)n;
         r.raw = heap->stage_dev[turn];
-        if (!cu_ok(c, "loading", cudaMemcpyAsync(heap->stage_dev[turn], to, (size_t)n * row_bytes, cudaMemcpyHostToDevice,
-                                                 c->stream)))
+        if (!cu_ok(c, "loading",
+                   cudaMemcpyAsync(heap->stage_dev[turn], to, (size_t)n * row_bytes, cudaMemcpyHostToDevice,
+                                   c->stream)))
             return false;
         relay_kernel<<<(unsigned)cu_div_up(n * r.units * 4, 256), 256, 0, c->stream>>>(r);
-        if (!cu_launched(c, "loading") || !cu_ok(c, "loading", cudaEventRecord(heap->free_again[turn], c->stream))) return false;
+        if (!cu_launched(c, "loading") || !cu_ok(c, "loading", cudaEventRecord(heap->free_again[turn], c->stream)))
+            return false;
     }
     return true;
 }
@@ -371,7 +382,8 @@ static bool load_scales(struct cuda *c, const struct dmat *d, const struct cu_ma
     int64_t r0 = d->scale_row0 / d->scale_rows, c0 = d->scale_col0 / d->scale_cols;
     for (size_t i = 0; i < n; i++)
         grid[i] = d->scale[(r0 + (int64_t)i / m->scale_stride) * d->scale_stride + c0 + (int64_t)i % m->scale_stride];
-    bool ok = cu_ok(c, "loading", cudaMemcpyAsync((void *)m->scale, grid, n * sizeof *grid, cudaMemcpyHostToDevice, c->stream)) &&
+    bool ok = cu_ok(c, "loading",
+                    cudaMemcpyAsync((void *)m->scale, grid, n * sizeof *grid, cudaMemcpyHostToDevice, c->stream)) &&
               cu_ok(c, "loading", cudaStreamSynchronize(c->stream));
     free(grid);
     return ok;
@@ -411,8 +423,10 @@ int cu_weight_new(struct backend *be, struct bweight **out, const struct dmat *p
     }
     if (ok && bias) {
         w->bias = (float *)(void *)(block + l.bias_at);
-        ok = cu_ok(c, "loading", cudaMemcpyAsync(w->bias, bias, (size_t)l.rows * sizeof *bias, cudaMemcpyHostToDevice, c->stream)) &&
-             cu_ok(c, "loading", cudaStreamSynchronize(c->stream)); /* the caller's array may go now */
+        ok =
+            cu_ok(c, "loading",
+                  cudaMemcpyAsync(w->bias, bias, (size_t)l.rows * sizeof *bias, cudaMemcpyHostToDevice, c->stream)) &&
+            cu_ok(c, "loading", cudaStreamSynchronize(c->stream)); /* the caller's array may go now */
     }
     if (!ok) {
         free(w);
@@ -425,12 +439,16 @@ int cu_weight_new(struct backend *be, struct bweight **out, const struct dmat *p
 
 void cu_weight_free(struct backend *be, struct bweight *w)
 {
+    struct cuda *c = (struct cuda *)be;
     if (!w) return;
-    cu_tables_free((struct cuda *)be); /* they may name it */
+    cu_graph_flush(c);
+    cu_graphs_drop(c); /* graphs and tables may name it */
+    cu_tables_free(c);
     free(w);
 }
 
-/* ------------------------------------------------------------------------------------------------ tables of experts */
+/* ------------------------------------------------------------------------------------------------ tables of experts
+ * */
 
 struct cu_tables {
     struct cu_tables *next;
