@@ -193,7 +193,7 @@ static float *bf16_floats(size_t n)
     return x;
 }
 
-static const int all_T[] = {1, 2, 8, 9, 16, 17, 64, 129};
+static const int all_T[] = {1, 2, 4, 5, 8, 9, 16, 17, 64, 129};
 
 static void check_linear(const char *what, const struct dmat *parts, int n_parts, bool bias, bool residual, int T)
 {
@@ -366,7 +366,7 @@ static void same_bits_in_company(void **state)
         float *x = bf16_floats((size_t)MOST * COLS), *dx = device_copy(x, (size_t)MOST * COLS);
         struct bweight *w = weight_of(&m.m, 1, NULL);
         for (int wide = 0; wide < 2; wide++) {
-            static const int sizes[2][3] = {{1, 5, 16}, {17, 40, MOST}};
+            static const int sizes[2][3] = {{1, 7, 16}, {17, 40, MOST}};
             float *first = NULL;
             for (int i = 0; i < 3; i++) {
                 int T = sizes[wide][i];

@@ -130,11 +130,13 @@ static __global__ void __launch_bounds__(GEMM_WARPS * 32, 2) gemm_kernel(const _
     }
     __syncthreads();
 
-    int row[4]; /* of tile 0: g, g + 8; of tile 1 */
+    struct cu_row row[4]; /* of tile 0: g, g + 8; of tile 1 */
+#pragma unroll
     for (int i = 0; i < 4; i++) {
         int r = p.row0 + (a.gate ? warp * 16 : warp * 32 + i / 2 * 16) + g + 8 * (i % 2), last = p.m[i / 2].rows - 1;
-        row[i] = r < last ? r : last; /* read, not stored */
+        row[i] = cu_row_of(p.m[i / 2], r < last ? r : last); /* one past the last is read, not stored */
     }
+    int rows = p.m[0].rows;
 
     int k_tiles = Kp / K_TILE, per = (k_tiles + a.splits - 1) / a.splits;
     int tile0 = (int)blockIdx.z * per, tile1 = tile0 + per < k_tiles ? tile0 + per : k_tiles;
@@ -160,7 +162,7 @@ static __global__ void __launch_bounds__(GEMM_WARPS * 32, 2) gemm_kernel(const _
     for (int k = 0; k < DEEP; k++)
         if (u0 + k < u1)
 #pragma unroll
-            for (int i = 0; i < 4; i++) cu_load<TYPE>(raw[k][i], p.m[i / 2], row[i], u0 + k, t);
+            for (int i = 0; i < 4; i++) cu_load<TYPE>(raw[k][i], row[i], u0 + k, t);
     for (int u = u0; u < u1; u += DEEP) {
 #pragma unroll
         for (int k = 0; k < DEEP; k++) {
@@ -179,7 +181,7 @@ static __global__ void __launch_bounds__(GEMM_WARPS * 32, 2) gemm_kernel(const _
             cu_unit_product<TYPE, 2, GEMM_TILES>(acc, raw[k], fetch);
             if (u + k + DEEP < u1)
 #pragma unroll
-                for (int i = 0; i < 4; i++) cu_load<TYPE>(raw[k][i], p.m[i / 2], row[i], u + k + DEEP, t);
+                for (int i = 0; i < 4; i++) cu_load<TYPE>(raw[k][i], row[i], u + k + DEEP, t);
         }
     }
 
@@ -190,10 +192,10 @@ static __global__ void __launch_bounds__(GEMM_WARPS * 32, 2) gemm_kernel(const _
             int tok = p.first + 8 * n + 2 * t + k % 2, r = p.row0 + warp * (a.gate ? 16 : 32) + g + 8 * (k / 2);
             if (tok >= p.last) continue;
             if (a.gate) {
-                if (r < p.m[0].rows) store_gate(a, p, tok, r, acc[0][n][k], acc[1][n][k]);
+                if (r < rows) store_gate(a, p, tok, r, acc[0][n][k], acc[1][n][k]);
             } else {
-                if (r < p.m[0].rows) store_one(a, p, tok, r, acc[0][n][k]);
-                if (r + 16 < p.m[0].rows) store_one(a, p, tok, r + 16, acc[1][n][k]);
+                if (r < rows) store_one(a, p, tok, r, acc[0][n][k]);
+                if (r + 16 < rows) store_one(a, p, tok, r + 16, acc[1][n][k]);
             }
         }
 }

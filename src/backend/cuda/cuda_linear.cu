@@ -1,14 +1,14 @@
 /* cuda_linear.cu: products of 1 to 16 rows, which are as fast as the weights can be read, and the float product of
  * routers.
  *
- * A block makes 32 outputs (or 16 gates and their 16 ups) for all rows. Its eight warps share out the columns: warp w
- * takes units w, w + 8, w + 16 .. and adds them up on the tensor cores; the eight sums are added in the order of the
- * warps. That order depends on the matrix alone, never on the rows. */
+ * A block makes 16 or 32 outputs (or 8 or 16 gates and their ups) for all rows. Its eight warps share out the
+ * columns: warp w takes units w, w + 8, w + 16 .. and adds them up on the tensor cores; the eight sums are added in
+ * the order of the warps. That order depends on the matrix alone, never on the rows. */
 #include <string.h>
 
 #include "cuda_mma.h"
 
-enum { WARPS = 8, TILE_ROWS = 32, SUM_STRIDE = TILE_ROWS + 4 };
+enum { WARPS = 8 };
 
 /* parts[n_parts] are all of one type; rows of part i go to columns at[i] .. of out. With gate, parts 0 and 1 are
  * gate and up. experts != NULL: the parts come from the expert's entry instead, slots from s. */
@@ -26,16 +26,16 @@ struct small_args {
     int T, N, K; /* N: rows of the whole weight; of the gate alone with gate */
 };
 
-/* Where a block works. */
+/* Where a block works: 16 R rows of one matrix, or with gate 8 R rows of two. */
 struct small_place {
-    struct cu_mat m[2];     /* of tile 0 and 1 */
-    int row0[2], n_rows[2]; /* first row in the matrix, and how many there are from it on */
-    int at;                 /* column of out of tile 0, row 0 */
-    int first, last;        /* rows of acts, or slots */
+    struct cu_mat m[2]; /* the same twice without gate */
+    int row0, n_rows;   /* first row in the matrix, and how many there are from it on */
+    int at;             /* column of out of the first row */
+    int first, last;    /* rows of acts, or slots */
     const float *bias;
 };
 
-static __device__ bool find_place(const struct small_args &a, struct small_place *p)
+template <int R> static __device__ __forceinline__ bool find_place(const struct small_args &a, struct small_place *p)
 {
     int tile = (int)blockIdx.x, i = 0;
     const struct bweight *w = NULL;
@@ -49,82 +49,85 @@ static __device__ bool find_place(const struct small_args &a, struct small_place
         p->bias = w->bias;
     }
     if (a.gate) {
-        for (int k = 0; k < 2; k++) {
-            p->m[k] = w ? w->part[k] : a.part[k];
-            p->row0[k] = tile * (TILE_ROWS / 2);
-            p->n_rows[k] = p->m[k].rows - p->row0[k];
+        p->m[0] = w ? w->part[0] : a.part[0];
+        p->m[1] = w ? w->part[1] : a.part[1];
+        p->row0 = p->at = tile * 8 * R;
+    } else {
+        for (; i < a.n_parts - 1; i++) {
+            int tiles = (a.part[i].rows + 16 * R - 1) / (16 * R);
+            if (tile < tiles) break;
+            tile -= tiles;
         }
-        p->at = p->row0[0];
-        return true;
+        p->m[0] = p->m[1] = w ? w->part[a.index[i]] : a.part[i];
+        p->row0 = tile * 16 * R;
+        p->at = a.at[i] + p->row0;
     }
-    for (; i < a.n_parts - 1; i++) {
-        int tiles = (a.part[i].rows + TILE_ROWS - 1) / TILE_ROWS;
-        if (tile < tiles) break;
-        tile -= tiles;
-    }
-    p->m[0] = p->m[1] = w ? w->part[a.index[i]] : a.part[i];
-    for (int k = 0; k < 2; k++) {
-        p->row0[k] = tile * TILE_ROWS + k * (TILE_ROWS / 2);
-        p->n_rows[k] = p->m[k].rows - p->row0[k];
-    }
-    p->at = a.at[i] + p->row0[0];
+    p->n_rows = p->m[0].rows - p->row0;
     return true;
 }
 
-static __device__ void store(const struct small_args &a, const struct small_place &p, int t0, int n_tokens,
-                             const float (*sums)[8 * 2][SUM_STRIDE])
+/* sums[warp][token][row]: with gate, row r is the gate of output r for r < 8 R, and r + 8 R the up of it. */
+template <int NT, int R> struct small_sums {
+    float v[WARPS][8 * NT][16 * R + 4];
+};
+
+template <int NT, int R>
+static __device__ __forceinline__ void store(const struct small_args &a, const struct small_place &p, int t0,
+                                             int n_tokens, const struct small_sums<NT, R> &sums)
 {
-    for (int i = (int)threadIdx.x; i < n_tokens * TILE_ROWS; i += WARPS * 32) {
-        int tok = i / TILE_ROWS, r = i % TILE_ROWS;
+    int n_out = a.gate ? 8 * R : 16 * R;
+    for (int i = (int)threadIdx.x; i < n_tokens * n_out; i += WARPS * 32) {
+        int tok = i / n_out, r = i % n_out;
         float v = 0, u = 0;
-        if (a.gate && r >= TILE_ROWS / 2) continue;
-        for (int w = 0; w < WARPS; w++) v += sums[w][tok][r];
-        size_t t = (size_t)(t0 + tok);
+        if (r >= p.n_rows) continue;
+        for (int w = 0; w < WARPS; w++) v += sums.v[w][tok][r];
+        size_t t = (size_t)(t0 + tok), at = t * (size_t)a.N + (size_t)(p.at + r);
         if (!a.gate) {
-            if (r >= p.n_rows[0]) continue;
-            size_t at = t * (size_t)a.N + (size_t)(p.at + r);
             if (p.bias) v += p.bias[p.at + r];
             if (a.residual) v += a.residual[at];
             a.out[at] = v;
             continue;
         }
-        if (r >= p.n_rows[0]) continue;
-        for (int w = 0; w < WARPS; w++) u += sums[w][tok][r + TILE_ROWS / 2];
+        for (int w = 0; w < WARPS; w++) u += sums.v[w][tok][r + 8 * R];
         if (p.bias) v += p.bias[p.at + r], u += p.bias[a.N + p.at + r];
         v = cu_act(v, u, a.limit);
-        if (a.out) a.out[t * (size_t)a.N + (size_t)(p.at + r)] = v;
+        if (a.out) a.out[at] = v;
         if (a.out_b) {
             size_t Np = (size_t)(a.N + CU_PAD - 1) / CU_PAD * CU_PAD;
             a.out_b[t * Np + (size_t)(p.at + r)] = __bfloat16_as_ushort(__float2bfloat16_rn(v));
         }
     }
-    if (a.gate && a.out_b && p.n_rows[0] <= TILE_ROWS / 2) { /* the last rows: zeros behind them */
+    if (a.gate && a.out_b && p.n_rows <= 8 * R) { /* the last rows: zeros behind them */
         int Np = (a.N + CU_PAD - 1) / CU_PAD * CU_PAD, n = Np - a.N;
         for (int i = (int)threadIdx.x; i < n_tokens * n; i += WARPS * 32)
             a.out_b[(size_t)(t0 + i / n) * (size_t)Np + (size_t)(a.N + i % n)] = 0;
     }
 }
 
-template <int TYPE, int NT>
+/* NT tiles of 8 rows of activations, R tiles of 16 rows of the matrix, DEEP units in flight: none of them changes the
+ * order of a sum. */
+template <int TYPE, int NT, int R, int DEEP>
 static __global__ void __launch_bounds__(WARPS * 32, 2) small_kernel(const __grid_constant__ struct small_args a)
 {
     typedef struct cu_format<TYPE> f;
-    constexpr int DEEP = f::group == 0 ? 4 : 2; /* units in flight */
-    __shared__ float sums[WARPS][8 * 2][SUM_STRIDE];
+    __shared__ struct small_sums<NT, R> sums;
     struct small_place p;
-    if (!find_place(a, &p)) return;
+    if (!find_place<R>(a, &p)) return;
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     int units = (a.K + f::unit - 1) / f::unit, Kp = (a.K + CU_PAD - 1) / CU_PAD * CU_PAD;
-    int row[4];
-    for (int i = 0; i < 4; i++) {
-        int r = g + 8 * (i % 2), n = p.n_rows[i / 2];
-        row[i] = p.row0[i / 2] + r;
-        if (r >= n) row[i] = p.m[i / 2].rows - 1; /* read, not stored */
+    struct cu_row row[2 * R];
+#pragma unroll
+    for (int i = 0; i < 2 * R; i++) {
+        /* Row g + 8 i of the tiles. With gate the first half of them comes from one matrix, the second from the
+         * other. */
+        int second = a.gate && i >= R, r = g + 8 * (second ? i - R : i);
+        if (r >= p.n_rows) r = p.n_rows - 1; /* read, not stored */
+        row[i] = cu_row_of(second ? p.m[1] : p.m[0], p.row0 + r);
     }
     for (int t0 = p.first; t0 < p.last; t0 += 8 * NT) {
         const uint16_t *x[NT];
         bool there[NT];
-        float acc[2][NT][4] = {};
+        float acc[R][NT][4] = {};
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             int i = t0 + 8 * n + g;
@@ -133,45 +136,52 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) small_kernel(const __gri
             x[n] = a.acts + (size_t)(a.s.row ? a.s.row[i] : i) * (size_t)Kp;
         }
         for (int u = warp; u < units; u += WARPS * DEEP) {
-            struct cu_raw raw[DEEP][4];
+            struct cu_raw raw[DEEP][2 * R];
 #pragma unroll
             for (int k = 0; k < DEEP; k++)
                 if (u + WARPS * k < units)
 #pragma unroll
-                    for (int i = 0; i < 4; i++) cu_load<TYPE>(raw[k][i], p.m[i / 2], row[i], u + WARPS * k, t);
+                    for (int i = 0; i < 2 * R; i++) cu_load<TYPE>(raw[k][i], row[i], u + WARPS * k, t);
 #pragma unroll
             for (int k = 0; k < DEEP; k++)
                 if (u + WARPS * k < units) {
                     auto fetch = [&](int s, int n, uint32_t b[2]) {
+                        int col = (u + WARPS * k) * f::unit + cu_column<TYPE>(t, s);
                         uint2 v = make_uint2(0, 0);
-                        if (there[n])
-                            v = __ldg((const uint2 *)(const void *)(x[n] + (u + WARPS * k) * f::unit +
-                                                                    cu_column<TYPE>(t, s)));
+                        if (there[n]) v = __ldg((const uint2 *)(const void *)(x[n] + col));
                         b[0] = v.x, b[1] = v.y;
                     };
-                    cu_unit_product<TYPE, 2, NT>(acc, raw[k], fetch);
+                    cu_unit_product<TYPE, R, NT>(acc, raw[k], fetch);
                 }
         }
 #pragma unroll
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < R; i++)
 #pragma unroll
             for (int n = 0; n < NT; n++)
 #pragma unroll
                 for (int k = 0; k < 4; k++)
-                    sums[warp][8 * n + 2 * t + k % 2][16 * i + g + 8 * (k / 2)] = acc[i][n][k];
+                    sums.v[warp][8 * n + 2 * t + k % 2][16 * i + g + 8 * (k / 2)] = acc[i][n][k];
         __syncthreads();
         int n_tokens = p.last - t0 < 8 * NT ? p.last - t0 : 8 * NT;
-        store(a, p, t0, n_tokens, sums);
+        store<NT, R>(a, p, t0, n_tokens, sums);
         __syncthreads();
     }
 }
 
+/* Rows of the matrix a block takes: few where there are few rows of activations to read again and again. */
+static int block_tiles(int most) { return most <= 4 ? 1 : 2; }
+
 template <int TYPE>
-static void launch_small(struct cuda *c, const struct small_args *a, int n_tiles, int n_y, bool wide)
+static void launch_small(struct cuda *c, const struct small_args *a, int n_tiles, int n_y, int most)
 {
+    /* As many units in flight as registers hold. */
+    constexpr int deep = cu_format<TYPE>::group == 0                                                    ? 4
+                         : TYPE == DT_F8_E4M3 || TYPE == DT_MXFP4 || TYPE == DT_Q4_0 || TYPE == DT_Q8_0 ? 2
+                                                                                                        : 1;
     dim3 grid((unsigned)n_tiles, (unsigned)n_y);
-    if (wide) small_kernel<TYPE, 2><<<grid, WARPS * 32, 0, c->stream>>>(*a);
-    else small_kernel<TYPE, 1><<<grid, WARPS * 32, 0, c->stream>>>(*a);
+    if (most <= 4) small_kernel<TYPE, 1, 1, 4><<<grid, WARPS * 32, 0, c->stream>>>(*a);
+    else if (most <= 8) small_kernel<TYPE, 1, 2, deep><<<grid, WARPS * 32, 0, c->stream>>>(*a);
+    else small_kernel<TYPE, 2, 2, deep == 4 ? 2 : 1><<<grid, WARPS * 32, 0, c->stream>>>(*a);
     cu_launched(c, "product");
 }
 
@@ -179,6 +189,7 @@ static void launch_small(struct cuda *c, const struct small_args *a, int n_tiles
 static void launch_types(struct cuda *c, struct small_args *a, const struct bweight *w, int n_y, int most)
 {
     bool done[CU_MAX_PARTS] = {};
+    int tiles = block_tiles(most);
     for (int first = 0; first < w->n_parts && !c->err.code; first++) {
         int n_tiles = 0, row0 = 0;
         if (done[first]) continue;
@@ -189,10 +200,10 @@ static void launch_types(struct cuda *c, struct small_args *a, const struct bwei
             a->part[a->n_parts] = w->part[i];
             a->index[a->n_parts] = i;
             a->at[a->n_parts++] = row0;
-            n_tiles += cu_div_up(w->part[i].rows, TILE_ROWS);
+            n_tiles += cu_div_up(w->part[i].rows, 16 * tiles);
         }
-        if (a->gate) n_tiles = cu_div_up(a->N, TILE_ROWS / 2);
-        CU_DISPATCH(w->part[first].type, launch_small, (c, a, n_tiles, n_y, most > 8));
+        if (a->gate) n_tiles = cu_div_up(a->N, 8 * tiles);
+        CU_DISPATCH(w->part[first].type, launch_small, (c, a, n_tiles, n_y, most));
     }
 }
 

@@ -57,46 +57,59 @@ static __device__ __forceinline__ uint32_t cu_read4(const uint8_t *p)
     return __ldg((const uint32_t *)(const void *)p);
 }
 
-static __device__ __forceinline__ float cu_grid_scale(const struct cu_mat &m, int row, int col)
+/* One row of a matrix: where its bits begin. d: Q6_K's d of the row. */
+struct cu_row {
+    const uint8_t *q, *h, *s, *d;
+    const float *scale; /* of the row's first column; NULL: 1 */
+    int scale_cols, scale_col0;
+};
+
+static __device__ __forceinline__ struct cu_row cu_row_of(const struct cu_mat &m, int row)
 {
-    if (!m.scale) return 1.0f;
-    return __ldg(m.scale + (row + m.scale_row0) / m.scale_rows * m.scale_stride +
-                 (col + m.scale_col0) / m.scale_cols);
+    struct cu_row r;
+    r.q = m.q + (size_t)row * m.q_stride;
+    r.h = m.h + (size_t)row * m.h_stride;
+    r.s = m.s + (size_t)row * m.s_stride;
+    r.d = r.s + m.cols / 256 * 16;
+    r.scale = m.scale ? m.scale + (row + m.scale_row0) / m.scale_rows * m.scale_stride : NULL;
+    r.scale_cols = m.scale_cols;
+    r.scale_col0 = m.scale_col0;
+    return r;
 }
 
-template <int TYPE>
-static __device__ __forceinline__ void cu_load(struct cu_raw &r, const struct cu_mat &m, int row, int u, int t)
+static __device__ __forceinline__ uint32_t cu_grid_scale(const struct cu_row &r, int col)
 {
-    r.q = cu_stream16(m.q + (size_t)row * m.q_stride + (size_t)(u * 64 + t * 16));
-    if constexpr (TYPE == DT_Q5_0 || TYPE == DT_Q5_1 || TYPE == DT_Q5_K)
-        r.h[0] = cu_read4(m.h + (size_t)row * m.h_stride + (size_t)(u * 16 + t * 4));
+    return __float_as_uint(r.scale ? __ldg(r.scale + (col + r.scale_col0) / r.scale_cols) : 1.0f);
+}
+
+/* What lane t needs of unit u of a row. */
+template <int TYPE>
+static __device__ __forceinline__ void cu_load(struct cu_raw &r, const struct cu_row &w, int u, int t)
+{
+    r.q = cu_stream16(w.q + (u * 64 + t * 16));
+    if constexpr (TYPE == DT_Q5_0 || TYPE == DT_Q5_1 || TYPE == DT_Q5_K) r.h[0] = cu_read4(w.h + (u * 16 + t * 4));
     if constexpr (TYPE == DT_Q6_K) {
-        uint2 v = cu_read8(m.h + (size_t)row * m.h_stride + (size_t)(u * 32 + t * 8));
+        uint2 v = cu_read8(w.h + (u * 32 + t * 8));
         r.h[0] = v.x, r.h[1] = v.y;
     }
-    const uint8_t *s = m.s + (size_t)row * m.s_stride;
-    if constexpr (TYPE == DT_F8_E4M3) r.s[0] = __float_as_uint(cu_grid_scale(m, row, u * 64));
-    if constexpr (TYPE == DT_MXFP4 || TYPE == DT_Q8_0) r.s[0] = cu_read4(s + u * 4);
-    if constexpr (TYPE == DT_NVFP4 || TYPE == DT_Q4_0 || TYPE == DT_Q5_0) {
-        uint2 v = cu_read8(s + u * 8);
+    if constexpr (TYPE == DT_F8_E4M3) r.s[0] = cu_grid_scale(w, u * 64);
+    if constexpr (TYPE == DT_MXFP4 || TYPE == DT_Q8_0) r.s[0] = cu_read4(w.s + u * 4);
+    if constexpr (TYPE == DT_NVFP4 || TYPE == DT_Q4_0 || TYPE == DT_Q5_0 || TYPE == DT_Q6_K) {
+        uint2 v = cu_read8(w.s + u * 8);
         r.s[0] = v.x, r.s[1] = v.y;
     }
-    if constexpr (TYPE == DT_NVFP4) r.s[2] = __float_as_uint(cu_grid_scale(m, row, 0));
+    if constexpr (TYPE == DT_NVFP4) r.s[2] = cu_grid_scale(w, 0);
+    if constexpr (TYPE == DT_Q6_K) r.s[2] = __ldg((const uint16_t *)(const void *)(w.d + u / 2 * 2));
     if constexpr (TYPE == DT_Q4_1 || TYPE == DT_Q5_1) {
-        uint4 v = __ldg((const uint4 *)(const void *)(s + u * 16));
+        uint4 v = __ldg((const uint4 *)(const void *)(w.s + u * 16));
         r.s[0] = v.x, r.s[1] = v.y, r.s[2] = v.z, r.s[3] = v.w;
     }
     if constexpr (TYPE == DT_Q4_K || TYPE == DT_Q5_K) {
-        uint4 v = __ldg((const uint4 *)(const void *)(s + u / 2 * 16));
+        uint4 v = __ldg((const uint4 *)(const void *)(w.s + u / 2 * 16));
         const uint32_t low6 = 0x3F3F3F3F, low4 = 0x0F0F0F0F, top2 = 0x30303030;
         r.s[0] = v.x;
         r.s[1] = u & 1 ? (v.w & low4) | (v.y >> 2 & top2) : v.y & low6;
         r.s[2] = u & 1 ? (v.w >> 4 & low4) | (v.z >> 2 & top2) : v.z & low6;
-    }
-    if constexpr (TYPE == DT_Q6_K) {
-        uint2 v = cu_read8(s + u * 8);
-        r.s[0] = v.x, r.s[1] = v.y;
-        r.s[2] = __ldg((const uint16_t *)(const void *)(s + (m.cols / 256) * 16 + u / 2 * 2));
     }
 }
 
@@ -238,7 +251,7 @@ static __device__ __forceinline__ void cu_lane_floats(const struct cu_mat &m, in
                                                       float out[4 * cu_format<TYPE>::steps])
 {
     struct cu_raw r;
-    cu_load<TYPE>(r, m, row, u, t);
+    cu_load<TYPE>(r, cu_row_of(m, row), u, t);
 #pragma unroll
     for (int s = 0; s < cu_format<TYPE>::steps; s++) {
         if constexpr (TYPE == DT_F32) {
