@@ -86,6 +86,7 @@ static void cuda_upload(struct backend *be, void *dev, const void *host, size_t 
     struct cuda *c = cuda_of(be);
     cu_graph_flush(c);
     c->busy = true;
+    c->acts_of = NULL;
     if (!c->err.code) cu_ok(c, "upload", cudaMemcpyAsync(dev, host, bytes, cudaMemcpyHostToDevice, c->stream));
 }
 
@@ -201,7 +202,7 @@ static void cuda_begin(struct backend *be, const struct batch *b)
 /* acts = bf16 of rms_norm(x), unless the operation before has left them. */
 static bool prepare(struct cuda *c, const float *x, int T, int K, const float *norm, float eps)
 {
-    if (!norm && c->acts_of == x && c->acts_K == K) return true;
+    if (!norm && c->acts_of == x && c->acts_T == T && c->acts_K == K) return true;
     c->acts_of = NULL;
     if (!cu_grow(c, &c->acts, &c->acts_cap, (size_t)T * (size_t)cu_pad(K) * sizeof *c->acts)) return false;
     cu_norm(c, x, T, K, norm, eps, NULL, c->acts);
@@ -217,9 +218,18 @@ static void do_linear(struct cuda *c, const struct linear_args *a)
 
 static void do_gate(struct cuda *c, const struct gate_args *a)
 {
+    int F = a->w->rows / 2;
     if (!prepare(c, a->x, a->T, a->w->cols, a->norm, a->eps)) return;
-    c->acts_of = NULL;
-    cu_product_gate(c, a->w, c->acts, a->T, a->swiglu_limit, a->out, NULL);
+    size_t bytes = (size_t)a->T * (size_t)cu_pad(F) * sizeof *c->acts_next;
+    if (!cu_grow(c, &c->acts_next, &c->acts_next_cap, bytes)) return;
+    cu_product_gate(c, a->w, c->acts, a->T, a->swiglu_limit, a->out, c->acts_next);
+    uint16_t *t = c->acts;
+    size_t cap = c->acts_cap;
+    c->acts = c->acts_next, c->acts_cap = c->acts_next_cap;
+    c->acts_next = t, c->acts_next_cap = cap;
+    c->acts_of = a->out;
+    c->acts_T = a->T;
+    c->acts_K = F;
 }
 
 static void do_gather(struct cuda *c, float *out, const float *x, int D, int n)
@@ -374,7 +384,7 @@ static void cuda_close(struct backend *be)
     cu_tables_free(c);
     cu_heap_free(c);
     cu_lt_close(c);
-    void *all[] = {c->batch_dev, c->acts, c->tmp, c->splits, c->attend_tmp, c->gather_rows};
+    void *all[] = {c->batch_dev, c->acts, c->acts_next, c->tmp, c->splits, c->attend_tmp, c->gather_rows};
     for (size_t i = 0; i < COUNT_OF(all); i++) cu_free(c, all[i]);
     if (c->batch_host) (void)cudaFreeHost(c->batch_host);
     if (c->gather_host) (void)cudaFreeHost(c->gather_host);

@@ -78,12 +78,12 @@ struct cuda {
     bool busy; /* work was queued since the last wait */
 
     /* Activations of a product as bf16, [T][cu_pad(K)]. Where the operation before has left a copy of its output
-     * there, acts_of is that output (and acts_K its width); every operation that writes to it sets or clears
-     * acts_of. */
-    uint16_t *acts;
-    size_t acts_cap;
+     * there, acts_of is that output (and acts_T, acts_K its rows and width); every operation that writes to it sets
+     * or clears acts_of. */
+    uint16_t *acts, *acts_next; /* acts_next: where such a copy is made; then the two change places */
+    size_t acts_cap, acts_next_cap;
     const float *acts_of;
-    int acts_K;
+    int acts_T, acts_K;
 
     /* Scratch by user, grown with cu_grow. */
     float *tmp,
