@@ -284,16 +284,17 @@ void cu_small_grouped_gate(struct cuda *c, const struct cu_experts *w, const str
 
 enum { FLOAT_TOKENS = 4 };
 
-/* A warp makes one output for four rows. */
+/* A block makes one output for four rows: routers are small, and what counts is that all of one is read at once. */
 template <int TYPE>
-static __global__ void float_kernel(struct cu_mat m, const float *bias, const float *x, int T, int N, float *out)
+static __global__ void __launch_bounds__(WARPS * 32)
+    float_kernel(struct cu_mat m, const float *bias, const float *x, int T, int N, float *out)
 {
     typedef struct cu_format<TYPE> f;
-    int lane = (int)threadIdx.x % 32, row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
+    __shared__ float sums[WARPS][FLOAT_TOKENS];
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, row = (int)blockIdx.x;
     int t0 = (int)blockIdx.y * FLOAT_TOKENS, n = T - t0 < FLOAT_TOKENS ? T - t0 : FLOAT_TOKENS;
     float sum[FLOAT_TOKENS] = {};
-    if (row >= m.rows) return;
-    for (int u = lane / 4; u * f::unit < m.cols; u += 8) {
+    for (int u = warp * 8 + lane / 4; u * f::unit < m.cols; u += WARPS * 8) {
         float v[4 * f::steps];
         cu_lane_floats<TYPE>(m, row, u, lane % 4, v);
 #pragma unroll
@@ -311,16 +312,21 @@ static __global__ void float_kernel(struct cu_mat m, const float *bias, const fl
 #pragma unroll
     for (int k = 0; k < FLOAT_TOKENS; k++) {
         for (int step = 16; step > 0; step /= 2) sum[k] += __shfl_xor_sync(0xFFFFFFFFu, sum[k], step);
-        if (lane == 0 && k < n) out[(size_t)(t0 + k) * (size_t)N + (size_t)row] = sum[k] + (bias ? bias[row] : 0);
+        if (lane == 0) sums[warp][k] = sum[k];
     }
+    __syncthreads();
+    if ((int)threadIdx.x >= n) return;
+    float v = bias ? bias[row] : 0;
+    for (int w = 0; w < WARPS; w++) v += sums[w][threadIdx.x];
+    out[(size_t)(t0 + (int)threadIdx.x) * (size_t)N + (size_t)row] = v;
 }
 
 template <int TYPE>
 static void launch_float(struct cuda *c, const struct cu_mat *m, const float *bias, const float *x, int T, int N,
                          float *out)
 {
-    dim3 grid((unsigned)cu_div_up(m->rows, 4), (unsigned)cu_div_up(T, FLOAT_TOKENS));
-    float_kernel<TYPE><<<grid, 128, 0, c->stream>>>(*m, bias, x, T, N, out);
+    dim3 grid((unsigned)m->rows, (unsigned)cu_div_up(T, FLOAT_TOKENS));
+    float_kernel<TYPE><<<grid, WARPS * 32, 0, c->stream>>>(*m, bias, x, T, N, out);
     cu_launched(c, "float product");
 }
 
