@@ -427,7 +427,7 @@ static void replayed_steps(void **state)
             got[plain] = fetch(out, T * N);
         }
         assert_memory_equal(got[0], got[1], (size_t)(step == 9 ? T - 1 : T) * N * sizeof(float));
-        assert_false(isnan(got[0][0]));
+        assert_true(!isnan(got[0][0]));
         free(in), free(got[0]), free(got[1]);
     }
     be->ops->weight_free(be, w), be->ops->weight_free(be, h);
