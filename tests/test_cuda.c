@@ -256,6 +256,52 @@ static void odd_columns(void **state)
             }
 }
 
+static void spoil_row(struct matrix *x, int64_t r)
+{
+    uint8_t *b = x->data + (size_t)r * x->m.row_stride;
+    const float nan = NAN;
+    uint16_t half = 0x7E00, brain = 0x7FC0;
+    switch (x->m.type) {
+    case DT_F32: memcpy(b, &nan, 4); break;
+    case DT_F16: memcpy(b, &half, 2); break;
+    case DT_BF16: memcpy(b, &brain, 2); break;
+    case DT_F8_E4M3: b[0] = 0x7F; break;
+    case DT_MXFP4: x->bscale[(size_t)r * x->m.bscale_stride] = 0xFF; break;
+    case DT_NVFP4: x->bscale[(size_t)r * x->m.bscale_stride] = 0x7F; break;
+    case DT_MXFP4_GGUF: b[0] = 0xFF; break;
+    default: memcpy(b + d_at[x->m.type], &half, 2);
+    }
+}
+
+/* What is not a number shows where it belongs and nowhere else: a row of the matrix, a row of activations. */
+static void not_a_number(void **state)
+{
+    enum { ROWS = 70, COLS = 512, BAD = 37 };
+    static const int sizes[] = {1, 7, 16, 40};
+    (void)state;
+    if (skipped()) return;
+    for (int type = DT_F32; type < DT_COUNT; type++)
+        for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+            struct matrix m = matrix_for((enum dtype)type, ROWS, COLS);
+            int T = sizes[i], bad_token = T > 1 ? T - 2 : -1;
+            float *x = bf16_floats((size_t)T * COLS);
+            spoil_row(&m, BAD);
+            if (bad_token >= 0) x[bad_token * COLS + 3] = NAN;
+            struct bweight *w = weight_of(&m.m, 1, NULL);
+            float *dx = device_copy(x, (size_t)T * COLS), *out = poisoned((size_t)T * ROWS);
+            be->ops->linear(be, &(struct linear_args){.out = out, .x = dx, .T = T, .w = w});
+            float *got = fetch(out, (size_t)T * ROWS);
+            for (int k = 0; k < T * ROWS; k++)
+                if (!isnan(got[k]) != !(k % ROWS == BAD || k / ROWS == bad_token))
+                    fail_msg("%s, %d rows: row %d output %d: %g", dtype_infos[type].name, T, k / ROWS, k % ROWS,
+                             (double)got[k]);
+            be->ops->weight_free(be, w);
+            be->ops->free(be, dx), be->ops->free(be, out);
+            matrix_free(&m);
+            free(x), free(got);
+        }
+}
+
 /* Three parts as q, k and v are, of different types and with rows that end inside a tile; a slice of a scale's grid.
  * */
 static void stacked_parts(void **state)
@@ -517,7 +563,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_format),  cmocka_unit_test(odd_columns),          cmocka_unit_test(stacked_parts),
         cmocka_unit_test(gates),         cmocka_unit_test(norm_in_front),        cmocka_unit_test(same_bits_in_company),
-        cmocka_unit_test(replayed_steps), cmocka_unit_test(size_as_stored), cmocka_unit_test(refusals),
+        cmocka_unit_test(not_a_number), cmocka_unit_test(replayed_steps), cmocka_unit_test(size_as_stored), cmocka_unit_test(refusals),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     backend_close(&be);
