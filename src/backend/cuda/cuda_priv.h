@@ -217,10 +217,11 @@ int cu_kv_new(struct backend *be, struct bkv **out, int n_layers, int n_pages, i
 void cu_kv_free(struct backend *be, struct bkv *kv);
 size_t cu_kv_page_bytes(const struct backend *be, int n_layers, int Hk, int Dh);
 
-/* F16 keys and values: [layer][page][Hk][KV_PAGE][Dh] */
+/* F16 keys and values, [layer][page][Hk][KV_PAGE * DP]; cuda_attend.cu tells how a page lies inside. */
 struct bkv {
-    int n_layers, n_pages, Hk, Dh;
+    int n_layers, n_pages, Hk, Dh, DP; /* DP: Dh rounded up to a width that kernels are made for */
     uint16_t *k, *v;
+    unsigned *done; /* attention: splits done, zeros between launches */
 };
 
 #endif
