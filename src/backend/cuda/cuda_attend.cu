@@ -625,5 +625,5 @@ void cu_attend(struct cuda *c, const struct attend_args *a)
     }
     if (c->err.code) return;
     c->acts_of = a->out;
-    c->acts_K = K;
+    c->acts_T = c->T, c->acts_K = K;
 }
