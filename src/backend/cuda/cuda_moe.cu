@@ -7,7 +7,14 @@
 
 /* The router's kinds, as model.h numbers them: the contract passes the number. */
 enum { SOFTMAX_TOPK, SOFTMAX_TOPK_NORM, TOPK_SOFTMAX };
-enum { MAX_CHOICES = 32, MAX_EXPERTS = 1024, ROUTE_WARPS = 4, SORT_THREADS = 256, COMBINE_THREADS = 256 };
+enum {
+    MAX_CHOICES = 32,
+    MAX_EXPERTS = 1024,
+    ROUTE_WARPS = 4,
+    FEW_TOKENS = 32,
+    SORT_THREADS = 256,
+    COMBINE_THREADS = 256
+};
 
 struct cu_moe_scratch {
     float *x, *logits, *weight, *y; /* [T, D] [T, E] [T, k] [slots, D] */
@@ -27,6 +34,8 @@ void cu_moe_free(struct cuda *c)
     free(s);
     c->moe = NULL;
 }
+
+static_assert(32 * FEW_TOKENS == MAX_EXPERTS, "a thread for each expert");
 
 static bool grow_all(struct cuda *c, struct cu_moe_scratch *s, const struct moe_args *a, int F, int D)
 {
@@ -52,22 +61,19 @@ static __device__ double warp_sum(double v)
     return v;
 }
 
-/* One warp a token: the k largest of z[E], ties to the lower index, and their weights. */
-static __global__ void __launch_bounds__(32 * ROUTE_WARPS)
-    route_kernel(const float *z, int T, int E, int k, int kind, const struct bweight *experts, int32_t *chosen,
-                 float *weight)
+/* A warp chooses for one token: the k largest of z[E], ties to the lower index. Lane i < k gets the choice i and its
+ * weight, other lanes -1. */
+static __device__ int route(const float *z, int E, int k, int kind, float *weight)
 {
-    int t = (int)(blockIdx.x * ROUTE_WARPS + threadIdx.x / 32), lane = (int)threadIdx.x % 32, mine = -1;
+    int lane = (int)threadIdx.x % 32, mine = -1;
     uint32_t taken = 0; /* bit i: expert 32 i + lane */
     double mass = 0;
     float max = 0;
-    if (t >= T) return;
-    const float *row = z + (size_t)t * (size_t)E;
     for (int i = 0; i < k; i++) {
         float best = 0;
         int at = -1;
         for (int x = lane, b = 0; x < E; x += 32, b++)
-            if (!(taken >> b & 1) && (at < 0 || row[x] > best)) best = row[x], at = x;
+            if (!(taken >> b & 1) && (at < 0 || z[x] > best)) best = z[x], at = x;
         for (int step = 16; step > 0; step /= 2) {
             float other = __shfl_xor_sync(0xFFFFFFFFu, best, step);
             int from = __shfl_xor_sync(0xFFFFFFFFu, at, step);
@@ -75,20 +81,81 @@ static __global__ void __launch_bounds__(32 * ROUTE_WARPS)
         }
         /* With a NaN among them the lanes may disagree: the first decides. */
         at = __shfl_sync(0xFFFFFFFFu, at, 0);
-        best = row[at];
+        best = z[at];
         if (at % 32 == lane) taken |= 1u << at / 32;
         if (i == lane) mine = at;
         if (i == 0) max = best;
         if (kind != SOFTMAX_TOPK) mass += (double)expf(best - max);
     }
     if (kind == SOFTMAX_TOPK) {
-        for (int x = lane; x < E; x += 32) mass += (double)expf(row[x] - max);
+        for (int x = lane; x < E; x += 32) mass += (double)expf(z[x] - max);
         mass = warp_sum(mass);
     }
+    *weight = mine < 0 ? 0 : (float)((double)expf(z[mine] - max) / mass);
+    return mine;
+}
+
+static __device__ __forceinline__ bool is_here(const struct bweight *experts, int x)
+{
+    return experts && experts[x].n_parts;
+}
+
+static __global__ void __launch_bounds__(32 * ROUTE_WARPS)
+    route_kernel(const float *z, int T, int E, int k, int kind, const struct bweight *experts, int32_t *chosen,
+                 float *weight)
+{
+    int t = (int)(blockIdx.x * ROUTE_WARPS + threadIdx.x / 32), lane = (int)threadIdx.x % 32;
+    float w;
+    if (t >= T) return;
+    int mine = route(z + (size_t)t * (size_t)E, E, k, kind, &w);
     if (mine < 0) return;
     size_t at = (size_t)t * (size_t)k + (size_t)lane;
-    weight[at] = (float)((double)expf(row[mine] - max) / mass);
-    chosen[at] = experts && experts[mine].n_parts ? mine : -1;
+    weight[at] = w;
+    chosen[at] = is_here(experts, mine) ? mine : -1;
+}
+
+/* The choices of at most FEW_TOKENS tokens and their sort at once, in one block; results as of the two kernels. */
+static __global__ void __launch_bounds__(32 * FEW_TOKENS)
+    route_few_kernel(const float *z, int T, int E, int k, int kind, const struct bweight *experts, float *weight,
+                     int32_t *off, int32_t *active, int32_t *slot_of, int32_t *row)
+{
+    __shared__ int chosen[32 * FEW_TOKENS], count[MAX_EXPERTS], start[MAX_EXPERTS], sums[2][32];
+    int me = (int)threadIdx.x, lane = me % 32, warp = me / 32, n = T * k;
+    for (int i = me; i < MAX_EXPERTS; i += (int)blockDim.x) count[i] = 0;
+    __syncthreads();
+    if (warp < T) {
+        float w;
+        int mine = route(z + (size_t)warp * (size_t)E, E, k, kind, &w), at = warp * k + lane;
+        if (mine >= 0) {
+            if (!is_here(experts, mine)) mine = -1;
+            weight[at] = w;
+            chosen[at] = mine;
+            if (mine >= 0) atomicAdd(&count[mine], 1);
+        }
+    }
+    __syncthreads();
+    /* A thread for each expert: slots and used experts up to it. */
+    int own = count[me], slots = own, used = own > 0;
+    for (int step = 1; step < 32; step *= 2) {
+        int a = __shfl_up_sync(0xFFFFFFFFu, slots, step), b = __shfl_up_sync(0xFFFFFFFFu, used, step);
+        if (lane >= step) slots += a, used += b;
+    }
+    if (lane == 31) sums[0][warp] = slots, sums[1][warp] = used;
+    __syncthreads();
+    for (int w = 0; w < warp; w++) slots += sums[0][w], used += sums[1][w];
+    start[me] = slots - own;
+    if (me < E) off[me] = slots - own;
+    if (me < E && own > 0) active[used - 1] = me;
+    if (me == MAX_EXPERTS - 1) off[E] = slots, active[E] = used;
+    __syncthreads();
+    if (me >= n) return;
+    int x = chosen[me], slot = -1;
+    if (x >= 0) {
+        slot = start[x];
+        for (int i = 0; i < me; i++) slot += chosen[i] == x;
+        row[slot] = me / k;
+    }
+    slot_of[me] = slot;
 }
 
 /* The sum over a block of SORT_THREADS, in every thread. */
@@ -185,13 +252,19 @@ void cu_moe(struct cuda *c, const struct moe_args *a)
     cu_norm(c, a->x, a->T, D, a->norm, a->eps, s->x, s->x_b);
     cu_product_float(c, a->router, s->x, a->T, s->logits);
     if (c->err.code) return;
-    route_kernel<<<(unsigned)cu_div_up(a->T, ROUTE_WARPS), 32 * ROUTE_WARPS, 0, c->stream>>>(s->logits, a->T, a->E,
-                                                                                             a->k, a->kind, up->dev,
-                                                                                             s->chosen, s->weight);
+    if (a->T <= FEW_TOKENS) {
+        route_few_kernel<<<1, 32 * FEW_TOKENS, 0, c->stream>>>(s->logits, a->T, a->E, a->k, a->kind, up->dev,
+                                                               s->weight, s->off, s->active, s->slot_of, s->row);
+    } else {
+        route_kernel<<<(unsigned)cu_div_up(a->T, ROUTE_WARPS), 32 * ROUTE_WARPS, 0, c->stream>>>(s->logits, a->T,
+                                                                                                 a->E, a->k, a->kind,
+                                                                                                 up->dev, s->chosen,
+                                                                                                 s->weight);
+        if (!cu_launched(c, "routing")) return;
+        sort_kernel<<<(unsigned)a->E + 1, SORT_THREADS, 0, c->stream>>>(s->chosen, n, a->k, a->E, s->off, s->active,
+                                                                        s->slot_of, s->row);
+    }
     if (!cu_launched(c, "routing")) return;
-    sort_kernel<<<(unsigned)a->E + 1, SORT_THREADS, 0, c->stream>>>(s->chosen, n, a->k, a->E, s->off, s->active,
-                                                                    s->slot_of, s->row);
-    if (!cu_launched(c, "sorting by expert")) return;
     if (up->any) {
         struct cu_slots slots = {s->off, s->active, s->active + a->E, s->row, a->E, n, a->T};
         cu_grouped_gate(c, up, &slots, s->x_b, a->swiglu_limit, s->h_b);
