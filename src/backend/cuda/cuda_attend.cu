@@ -19,7 +19,7 @@
 #include "cuda_mma.h"
 
 enum { MAX_DH = 256, ROPE_WARPS = 4 };
-enum { ATTEND_WARPS = 4, MAX_SPLITS = 32, MIN_SPLIT_PAGES = 4, MAX_WAITING = 1 << 16 };
+enum { ATTEND_WARPS = 4, MAX_SPLITS = 32, MIN_SPLIT_PAGES = 8, MAX_WAITING = 1 << 16 };
 
 /* ------------------------------------------------------------------------------------------------ pages */
 
@@ -165,9 +165,9 @@ static __device__ __forceinline__ void mma_f16(float c[4], const uint32_t a[4], 
 
 static __device__ __forceinline__ uint4 load16(const uint16_t *p) { return __ldg((const uint4 *)(const void *)p); }
 
-/* 16 R rows of a warp. Lane (g, t) has rows g + 8 h of each 16, h < 2. max and sum in units of log2; a lane's sum is
- * that of its own keys. */
-template <int DP, int R> struct rows {
+/* 16 R rows of a warp. Lane (g, t) has rows g + 8 h of each 16, h < NH: with NH 1 only the first 8 are there. max and
+ * sum in units of log2; a lane's sum is that of its own keys. */
+template <int DP, int R, int NH> struct rows {
     uint32_t q[R][DP / 16][4];
     float o[R][DP / 8][4], max[R][2], sum[R][2];
 };
@@ -182,19 +182,20 @@ static __device__ __forceinline__ void query_unit(uint32_t q[2][4], const float 
     q[1][h] = f16_pack(v[4], v[5]), q[1][2 + h] = f16_pack(v[6], v[7]);
 }
 
-/* x[2 i + h]: row g + 8 h of the 16 of i */
-template <int DP, int R>
-static __device__ __forceinline__ void rows_begin(struct rows<DP, R> &r, const float *const *x, int Dh, int t)
+/* x[NH i + h]: row g + 8 h of the 16 of i */
+template <int DP, int R, int NH>
+static __device__ __forceinline__ void rows_begin(struct rows<DP, R, NH> &r, const float *const *x, int Dh, int t)
 {
 #pragma unroll
     for (int i = 0; i < R; i++)
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
-            for (int u = 0; u < DP / 32; u++) query_unit(&r.q[i][2 * u], x[2 * i + h], 32 * u + 8 * t, Dh, h);
+            for (int u = 0; u < DP / 32; u++)
+                query_unit(&r.q[i][2 * u], h < NH ? x[NH * i + h] : NULL, 32 * u + 8 * t, Dh, h);
 }
 
-template <int DP, int R> static __device__ __forceinline__ void rows_clear(struct rows<DP, R> &r)
+template <int DP, int R, int NH> static __device__ __forceinline__ void rows_clear(struct rows<DP, R, NH> &r)
 {
 #pragma unroll
     for (int i = 0; i < R; i++) {
@@ -215,8 +216,8 @@ static __device__ __forceinline__ uint32_t first_keys(uint32_t w, int n)
 
 /* The pages' keys and values join the rows. With bounds, row (i, h) sees keys lo <= j < hi of the page only, and
  * values from key `end` on are not read into the sums: they may be anything. */
-template <int DP, int R, bool BOUNDS>
-static __device__ __forceinline__ void rows_page(struct rows<DP, R> &r, const uint16_t *k, const uint16_t *v,
+template <bool BOUNDS, int DP, int R, int NH>
+static __device__ __forceinline__ void rows_page(struct rows<DP, R, NH> &r, const uint16_t *k, const uint16_t *v,
                                                  float scale, const int *lo, const int *hi, int end, int g, int t)
 {
     float s[R][4][4] = {};
@@ -232,11 +233,11 @@ static __device__ __forceinline__ void rows_page(struct rows<DP, R> &r, const ui
                 mma_f16(s[i][n], r.q[i][2 * u + 1], w.z, w.w);
             }
         }
-    uint32_t p[R][2][4];
+    uint32_t p[R][2][4] = {};
 #pragma unroll
     for (int i = 0; i < R; i++)
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
+        for (int h = 0; h < NH; h++) {
             float max = r.max[i][h], sum = 0;
 #pragma unroll
             for (int n = 0; n < 4; n++)
@@ -245,7 +246,7 @@ static __device__ __forceinline__ void rows_page(struct rows<DP, R> &r, const ui
                     float &x = s[i][n][2 * h + e];
                     int j = 8 * t + 2 * n + e;
                     x *= scale;
-                    if (BOUNDS && (j < lo[2 * i + h] || j >= hi[2 * i + h])) x = -INFINITY;
+                    if (BOUNDS && (j < lo[NH * i + h] || j >= hi[NH * i + h])) x = -INFINITY;
                     max = fmaxf(max, x);
                 }
             max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, 1));
@@ -278,12 +279,12 @@ static __device__ __forceinline__ void rows_page(struct rows<DP, R> &r, const ui
     }
 }
 
-template <int DP, int R> static __device__ __forceinline__ void rows_end(struct rows<DP, R> &r)
+template <int DP, int R, int NH> static __device__ __forceinline__ void rows_end(struct rows<DP, R, NH> &r)
 {
 #pragma unroll
     for (int i = 0; i < R; i++)
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
+        for (int h = 0; h < NH; h++) {
             r.sum[i][h] += __shfl_xor_sync(0xFFFFFFFFu, r.sum[i][h], 1);
             r.sum[i][h] += __shfl_xor_sync(0xFFFFFFFFu, r.sum[i][h], 2);
         }
@@ -340,51 +341,53 @@ static __device__ __forceinline__ void store_one(const struct attend_job &j, int
 
 /* ------------------------------------------------------------------------------------------------ decode */
 
-template <int DP> struct decode_shared {
-    float o[16][DP + 8], max[ATTEND_WARPS][16], sum[ATTEND_WARPS][16];
-    float row_max[16], row_sum[16], weight[16][MAX_SPLITS];
+template <int DP, int NH> struct decode_shared {
+    float o[ATTEND_WARPS][8 * NH][DP + 8], max[ATTEND_WARPS][8 * NH], sum[ATTEND_WARPS][8 * NH];
+    float row_max[8 * NH], row_sum[8 * NH], factor[ATTEND_WARPS][8 * NH], weight[8 * NH][MAX_SPLITS];
     unsigned before;
 };
 
-/* The warps' rows together, in the order of the warps: o, row_max and row_sum of shared memory. */
-template <int DP>
-static __device__ __forceinline__ void merge_warps(struct rows<DP, 1> &r, struct decode_shared<DP> &m, int warp,
-                                                   int g, int t)
+/* What the warps of a block found for its rows, and how to add it up: row_max, row_sum, factor. */
+template <int DP, int NH>
+static __device__ __forceinline__ void merge_warps(struct rows<DP, 1, NH> &r, struct decode_shared<DP, NH> &m,
+                                                   int warp, int g, int t)
 {
-    float total[2];
     rows_end(r);
-    if (t == 0)
-        for (int h = 0; h < 2; h++) m.max[warp][g + 8 * h] = r.max[0][h], m.sum[warp][g + 8 * h] = r.sum[0][h];
+#pragma unroll
+    for (int h = 0; h < NH; h++) {
+        if (t == 0) m.max[warp][g + 8 * h] = r.max[0][h], m.sum[warp][g + 8 * h] = r.sum[0][h];
+#pragma unroll
+        for (int n = 0; n < DP / 8; n++)
+            *(float2 *)(void *)&m.o[warp][g + 8 * h][8 * n + 2 * t] =
+                make_float2(r.o[0][n][2 * h], r.o[0][n][2 * h + 1]);
+    }
     __syncthreads();
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float max = -INFINITY;
-        for (int w = 0; w < ATTEND_WARPS; w++) max = fmaxf(max, m.max[w][g + 8 * h]);
-        float from = max == -INFINITY ? 0 : max, keep = exp2f(r.max[0][h] - from);
-        total[h] = 0;
-        for (int w = 0; w < ATTEND_WARPS; w++) total[h] += m.sum[w][g + 8 * h] * exp2f(m.max[w][g + 8 * h] - from);
-#pragma unroll
-        for (int n = 0; n < DP / 8; n++) r.o[0][n][2 * h] *= keep, r.o[0][n][2 * h + 1] *= keep;
-        if (warp == 0 && t == 0) m.row_max[g + 8 * h] = max, m.row_sum[g + 8 * h] = total[h];
-    }
-    for (int w = 0; w < ATTEND_WARPS; w++) {
-        if (w == warp) {
-#pragma unroll
-            for (int n = 0; n < DP / 8; n++)
-#pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    float *at = &m.o[g + 8 * (k / 2)][8 * n + 2 * t + k % 2];
-                    *at = w == 0 ? r.o[0][n][k] : *at + r.o[0][n][k];
-                }
+    if (threadIdx.x < 8 * NH) {
+        float max = -INFINITY, sum = 0;
+        for (int w = 0; w < ATTEND_WARPS; w++) max = fmaxf(max, m.max[w][threadIdx.x]);
+        float from = max == -INFINITY ? 0 : max;
+        for (int w = 0; w < ATTEND_WARPS; w++) {
+            m.factor[w][threadIdx.x] = exp2f(m.max[w][threadIdx.x] - from);
+            sum += m.sum[w][threadIdx.x] * m.factor[w][threadIdx.x];
         }
-        __syncthreads();
+        m.row_max[threadIdx.x] = max, m.row_sum[threadIdx.x] = sum;
     }
+    __syncthreads();
+}
+
+template <int DP, int NH>
+static __device__ __forceinline__ float merged(const struct decode_shared<DP, NH> &m, int row, int d)
+{
+    float v = 0;
+#pragma unroll
+    for (int w = 0; w < ATTEND_WARPS; w++) v += m.o[w][row][d] * m.factor[w][row];
+    return v;
 }
 
 /* The splits of row t together, in order. What other blocks wrote is read past the first-level cache. */
-template <int DP>
-static __device__ void merge_splits(const struct attend_job &j, struct decode_shared<DP> &m, size_t at, int n_splits,
-                                    int t, int head0, int n_heads, int warp, int lane)
+template <int DP, int NH>
+static __device__ void merge_splits(const struct attend_job &j, struct decode_shared<DP, NH> &m, size_t at,
+                                    int n_splits, int t, int head0, int n_heads, int warp, int lane)
 {
     for (int r = warp; r < n_heads; r += ATTEND_WARPS) {
         const float *stats = j.stats + (at + (size_t)r) * MAX_SPLITS * 2 + (size_t)lane * 2;
@@ -409,15 +412,19 @@ static __device__ void merge_splits(const struct attend_job &j, struct decode_sh
 }
 
 /* Grid: splits (a block takes every gridDim.x'th), KV heads x head tiles, sequences. */
-template <int DP>
-static __global__ void __launch_bounds__(32 * ATTEND_WARPS) decode_kernel(const __grid_constant__ struct attend_job j)
+template <int DP, int NH>
+static __global__ void __launch_bounds__(32 * ATTEND_WARPS, DP <= 64    ? 4
+                                                            : DP <= 128 ? 3
+                                                                        : 1)
+    decode_kernel(const __grid_constant__ struct attend_job j)
 {
-    __shared__ struct decode_shared<DP> m;
+    extern __shared__ __align__(16) uint8_t memory[];
+    struct decode_shared<DP, NH> &m = *(struct decode_shared<DP, NH> *)(void *)memory;
     int s = j.seq0 + (int)blockIdx.z, row = j.seq_begin[s];
     if (j.seq_begin[s + 1] - row != 1) return;
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     int kv_head = (int)blockIdx.y / j.head_tiles, tile = (int)blockIdx.y % j.head_tiles;
-    int head0 = kv_head * j.group + 16 * tile, n_heads = min(16, j.group - 16 * tile);
+    int head0 = kv_head * j.group + 8 * NH * tile, n_heads = min(8 * NH, j.group - 8 * NH * tile);
     int pos = j.pos0[s], first = first_key(pos, j.window), page0 = first / KV_PAGE;
     int n_pages = pos / KV_PAGE - page0 + 1, n_splits = (n_pages + MIN_SPLIT_PAGES - 1) / MIN_SPLIT_PAGES;
     if (n_splits > MAX_SPLITS) n_splits = MAX_SPLITS;
@@ -429,8 +436,8 @@ static __global__ void __launch_bounds__(32 * ATTEND_WARPS) decode_kernel(const 
 
     const float *x[2] = {g < n_heads ? query_of(j, row, head0 + g) : NULL,
                          g + 8 < n_heads ? query_of(j, row, head0 + g + 8) : NULL};
-    struct rows<DP, 1> r;
-    rows_begin<DP, 1>(r, x, j.Dh, t);
+    struct rows<DP, 1, NH> r;
+    rows_begin(r, x, j.Dh, t);
     if (blockIdx.x == 0 && blockIdx.y == 0)
         for (int i = j.H * j.Dh + (int)threadIdx.x; i < j.Kp; i += 32 * ATTEND_WARPS)
             j.out_b[(size_t)row * (size_t)j.Kp + (size_t)i] = 0;
@@ -441,25 +448,25 @@ static __global__ void __launch_bounds__(32 * ATTEND_WARPS) decode_kernel(const 
             int key0 = (page0 + p) * KV_PAGE;
             size_t block = page_at<DP>(j, pages[page0 + p], kv_head);
             if (key0 >= first && key0 + KV_PAGE - 1 <= pos) {
-                rows_page<DP, 1, false>(r, j.k + block, j.v + block, j.scale, NULL, NULL, 0, g, t);
+                rows_page<false>(r, j.k + block, j.v + block, j.scale, NULL, NULL, 0, g, t);
             } else {
                 int lo[2] = {first - key0, first - key0}, hi[2] = {pos + 1 - key0, pos + 1 - key0};
-                rows_page<DP, 1, true>(r, j.k + block, j.v + block, j.scale, lo, hi, hi[0], g, t);
+                rows_page<true>(r, j.k + block, j.v + block, j.scale, lo, hi, hi[0], g, t);
             }
         }
-        merge_warps<DP>(r, m, warp, g, t);
+        merge_warps(r, m, warp, g, t);
         if (n_splits == 1) {
             for (int i = (int)threadIdx.x; i < n_heads * j.Dh; i += 32 * ATTEND_WARPS) {
                 int h = i / j.Dh, d = i % j.Dh;
                 float keep;
                 add_sink(j.sinks, head0 + h, m.row_max[h], m.row_sum[h], &keep);
-                store_one(j, row, head0 + h, d, m.o[h][d] * keep);
+                store_one(j, row, head0 + h, d, merged(m, h, d) * keep);
             }
             return;
         }
         for (int i = (int)threadIdx.x; i < n_heads * DP; i += 32 * ATTEND_WARPS) {
             int h = i / DP, d = i % DP;
-            j.acc[((at + (size_t)h) * MAX_SPLITS + (size_t)split) * DP + (size_t)d] = m.o[h][d];
+            j.acc[((at + (size_t)h) * MAX_SPLITS + (size_t)split) * DP + (size_t)d] = merged(m, h, d);
         }
         if ((int)threadIdx.x < n_heads) {
             float *stats = j.stats + ((at + threadIdx.x) * MAX_SPLITS + (size_t)split) * 2;
@@ -472,7 +479,7 @@ static __global__ void __launch_bounds__(32 * ATTEND_WARPS) decode_kernel(const 
         __syncthreads();
         if ((int)m.before != n_splits - 1) continue;
         __threadfence();
-        merge_splits<DP>(j, m, at, n_splits, row, head0, n_heads, warp, lane);
+        merge_splits(j, m, at, n_splits, row, head0, n_heads, warp, lane);
         if (threadIdx.x == 0) *done = 0;
     }
 }
@@ -486,7 +493,7 @@ template <int R> struct tile_rows {
 
 /* Grid: tiles of all sequences with more than one row, the last first (they see most keys); KV heads. */
 template <int DP, int R>
-static __global__ void __launch_bounds__(32 * ATTEND_WARPS)
+static __global__ void __launch_bounds__(32 * ATTEND_WARPS, DP <= 128 && R == 1 ? 3 : 1)
     prefill_kernel(const __grid_constant__ struct attend_job j)
 {
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -510,8 +517,8 @@ static __global__ void __launch_bounds__(32 * ATTEND_WARPS)
         begin[i] = first_key(pos, j.window);
         end[i] = pos + 1;
     }
-    struct rows<DP, R> r;
-    rows_begin<DP, R>(r, x, j.Dh, t);
+    struct rows<DP, R, 2> r;
+    rows_begin(r, x, j.Dh, t);
     rows_clear(r);
     const int32_t *pages = j.pages + (size_t)s * (size_t)j.max_pages;
     int all_from = first_key(high, j.window);
@@ -519,12 +526,12 @@ static __global__ void __launch_bounds__(32 * ATTEND_WARPS)
         int key0 = p * KV_PAGE;
         size_t block = page_at<DP>(j, pages[p], kv_head);
         if (key0 >= all_from && key0 + KV_PAGE - 1 <= low) {
-            rows_page<DP, R, false>(r, j.k + block, j.v + block, j.scale, NULL, NULL, 0, g, t);
+            rows_page<false>(r, j.k + block, j.v + block, j.scale, NULL, NULL, 0, g, t);
         } else {
             int lo[2 * R], hi[2 * R];
 #pragma unroll
             for (int i = 0; i < 2 * R; i++) lo[i] = begin[i] - key0, hi[i] = end[i] - key0;
-            rows_page<DP, R, true>(r, j.k + block, j.v + block, j.scale, lo, hi, high + 1 - key0, g, t);
+            rows_page<true>(r, j.k + block, j.v + block, j.scale, lo, hi, high + 1 - key0, g, t);
         }
     }
     rows_end(r);
@@ -554,16 +561,20 @@ static __global__ void __launch_bounds__(32 * ATTEND_WARPS)
 
 /* ------------------------------------------------------------------------------------------------ the choice */
 
-template <int DP> static bool launch_decode(struct cuda *c, struct attend_job *j, unsigned *done)
+template <int DP, int NH> static bool launch_decode(struct cuda *c, struct attend_job *j, unsigned *done)
 {
     size_t rows = (size_t)j->n_seqs * (size_t)j->H * MAX_SPLITS;
-    j->head_tiles = cu_div_up(j->group, 16);
+    j->head_tiles = cu_div_up(j->group, 8 * NH);
     int columns = j->Hk * j->head_tiles, at_once = MAX_WAITING / columns;
     if (!cu_grow(c, &c->attend_tmp, &c->attend_cap, rows * (DP + 2) * sizeof *c->attend_tmp)) return false;
     j->acc = c->attend_tmp;
     j->stats = c->attend_tmp + rows * DP;
     j->done = done;
     if (at_once > 65535) at_once = 65535;
+    constexpr int bytes = sizeof(struct decode_shared<DP, NH>);
+    if (!cu_ok(c, "attention",
+               cudaFuncSetAttribute((decode_kernel<DP, NH>), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)))
+        return false;
     for (j->seq0 = 0; j->seq0 < j->n_seqs && !c->err.code; j->seq0 += at_once) {
         int n = j->n_seqs - j->seq0 < at_once ? j->n_seqs - j->seq0 : at_once;
         /* As many splits at a time as fill the GPU; which split a block takes changes no bit. */
@@ -571,7 +582,7 @@ template <int DP> static bool launch_decode(struct cuda *c, struct attend_job *j
         if (splits > MAX_SPLITS) splits = MAX_SPLITS;
         if (splits > most) splits = most;
         dim3 grid((unsigned)splits, (unsigned)columns, (unsigned)n);
-        decode_kernel<DP><<<grid, 32 * ATTEND_WARPS, 0, c->stream>>>(*j);
+        decode_kernel<DP, NH><<<grid, 32 * ATTEND_WARPS, bytes, c->stream>>>(*j);
         cu_launched(c, "attention");
     }
     return !c->err.code;
@@ -598,7 +609,7 @@ template <int DP> static void launch(struct cuda *c, struct attend_job *j, unsig
         (const int32_t *)(const void *)(c->batch_host + ((const uint8_t *)(const void *)c->seq_begin - c->batch_dev));
     bool single = c->T == c->n_seqs;
     for (int s = 0; s < j->n_seqs && !single; s++) single = seq_begin[s + 1] - seq_begin[s] == 1;
-    if (single && !launch_decode<DP>(c, j, done)) return;
+    if (single && !(j->group <= 8 ? launch_decode<DP, 1>(c, j, done) : launch_decode<DP, 2>(c, j, done))) return;
     if (c->T != c->n_seqs) launch_prefill<DP>(c, j, seq_begin);
 }
 
