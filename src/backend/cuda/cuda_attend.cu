@@ -16,6 +16,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "cuda_launch.h"
 #include "cuda_mma.h"
 
 enum { MAX_DH = 256, ROPE_WARPS = 4 };
@@ -104,6 +105,8 @@ static __global__ void __launch_bounds__(32 * ROPE_WARPS) rope_kernel(const __gr
     __shared__ float cs[MAX_DH / 2], sn[MAX_DH / 2];
     int t = (int)blockIdx.x, lane = (int)threadIdx.x % 32, Dh = j.a.Dh, n_pairs = Dh / 2;
     int head = (int)(blockIdx.y * ROPE_WARPS + threadIdx.x / 32), H = j.a.H, Hk = j.a.Hk;
+    cu_wait();
+    cu_go();
     int pos = j.row_pos[t], key = pos % KV_PAGE;
     for (int i = (int)threadIdx.x; i < n_pairs; i += 32 * ROPE_WARPS) {
         float s, c;
@@ -149,8 +152,7 @@ void cu_rope_kv(struct cuda *c, const struct rope_kv_args *a)
     size_t at = layer_at(a->kv, a->layer);
     struct rope_job j = {*a, a->kv->k + at, a->kv->v + at, a->kv->DP, c->max_pages, c->row_seq, c->row_pos, c->pages};
     dim3 grid((unsigned)c->T, (unsigned)cu_div_up(a->H + 2 * a->Hk, ROPE_WARPS));
-    rope_kernel<<<grid, 32 * ROPE_WARPS, 0, c->stream>>>(j);
-    cu_launched(c, "rope");
+    cu_launch(c, "rope", rope_kernel, grid, 32 * ROPE_WARPS, 0, j);
 }
 
 /* ------------------------------------------------------------------------------------------------ one page */
@@ -420,6 +422,8 @@ static __global__ void __launch_bounds__(32 * ATTEND_WARPS, DP <= 64    ? 4
 {
     extern __shared__ __align__(16) uint8_t memory[];
     struct decode_shared<DP, NH> &m = *(struct decode_shared<DP, NH> *)(void *)memory;
+    cu_wait();
+    cu_go();
     int s = j.seq0 + (int)blockIdx.z, row = j.seq_begin[s];
     if (j.seq_begin[s + 1] - row != 1) return;
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -497,6 +501,8 @@ static __global__ void __launch_bounds__(32 * ATTEND_WARPS, DP <= 128 && R == 1 
     prefill_kernel(const __grid_constant__ struct attend_job j)
 {
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    cu_wait();
+    cu_go();
     int tile = (int)(gridDim.x - 1 - blockIdx.x), kv_head = (int)blockIdx.y, s = 0, row0, n;
     for (;; s++) {
         row0 = j.seq_begin[s], n = j.seq_begin[s + 1] - row0;
@@ -582,8 +588,7 @@ template <int DP, int NH> static bool launch_decode(struct cuda *c, struct atten
         if (splits > MAX_SPLITS) splits = MAX_SPLITS;
         if (splits > most) splits = most;
         dim3 grid((unsigned)splits, (unsigned)columns, (unsigned)n);
-        decode_kernel<DP, NH><<<grid, 32 * ATTEND_WARPS, bytes, c->stream>>>(*j);
-        cu_launched(c, "attention");
+        cu_launch(c, "attention", decode_kernel<DP, NH>, grid, 32 * ATTEND_WARPS, bytes, *j);
     }
     return !c->err.code;
 }
@@ -598,8 +603,7 @@ template <int DP> static void launch_prefill(struct cuda *c, const struct attend
     }
     if (tiles == 0) return;
     dim3 grid((unsigned)tiles, (unsigned)j->Hk);
-    prefill_kernel<DP, R><<<grid, 32 * ATTEND_WARPS, 0, c->stream>>>(*j);
-    cu_launched(c, "attention of many rows");
+    cu_launch(c, "attention of many rows", prefill_kernel<DP, R>, grid, 32 * ATTEND_WARPS, 0, *j);
 }
 
 template <int DP> static void launch(struct cuda *c, struct attend_job *j, unsigned *done)

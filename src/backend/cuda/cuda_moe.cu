@@ -3,7 +3,7 @@
  * that neither the sort nor the other tokens change a bit. */
 #include <stdlib.h>
 
-#include "cuda_priv.h"
+#include "cuda_launch.h"
 
 /* The router's kinds, as model.h numbers them: the contract passes the number. */
 enum { SOFTMAX_TOPK, SOFTMAX_TOPK_NORM, TOPK_SOFTMAX };
@@ -106,6 +106,8 @@ static __global__ void __launch_bounds__(32 * ROUTE_WARPS)
 {
     int t = (int)(blockIdx.x * ROUTE_WARPS + threadIdx.x / 32), lane = (int)threadIdx.x % 32;
     float w;
+    cu_wait();
+    cu_go();
     if (t >= T) return;
     int mine = route(z + (size_t)t * (size_t)E, E, k, kind, &w);
     if (mine < 0) return;
@@ -122,6 +124,8 @@ static __global__ void __launch_bounds__(32 * FEW_TOKENS)
     __shared__ int chosen[32 * FEW_TOKENS], count[MAX_EXPERTS], start[MAX_EXPERTS], sums[2][32];
     int me = (int)threadIdx.x, lane = me % 32, warp = me / 32, n = T * k;
     for (int i = me; i < MAX_EXPERTS; i += (int)blockDim.x) count[i] = 0;
+    cu_wait();
+    cu_go();
     __syncthreads();
     if (warp < T) {
         float w;
@@ -181,6 +185,8 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     __shared__ int warp_count[SORT_THREADS / 32];
     int x = (int)blockIdx.x, me = (int)threadIdx.x, below = 0, own = 0, rank = 0;
     for (int i = me; i < E; i += SORT_THREADS) used[i] = 0;
+    cu_wait();
+    cu_go();
     __syncthreads();
     for (int i = me; i < n; i += SORT_THREADS) {
         int e = chosen[i];
@@ -226,6 +232,8 @@ static __global__ void __launch_bounds__(COMBINE_THREADS)
 {
     size_t t = blockIdx.x;
     int d = (int)(blockIdx.y * COMBINE_THREADS + threadIdx.x);
+    cu_wait();
+    cu_go();
     if (d >= D) return;
     float v = residual ? residual[t * (size_t)D + (size_t)d] : 0;
     for (int i = 0; i < k; i++) {
@@ -253,18 +261,15 @@ void cu_moe(struct cuda *c, const struct moe_args *a)
     cu_product_float(c, a->router, s->x, a->T, s->logits);
     if (c->err.code) return;
     if (a->T <= FEW_TOKENS) {
-        route_few_kernel<<<1, 32 * FEW_TOKENS, 0, c->stream>>>(s->logits, a->T, a->E, a->k, a->kind, up->dev,
-                                                               s->weight, s->off, s->active, s->slot_of, s->row);
+        cu_launch(c, "routing", route_few_kernel, dim3(1), 32 * FEW_TOKENS, 0, s->logits, a->T, a->E, a->k, a->kind,
+                  up->dev, s->weight, s->off, s->active, s->slot_of, s->row);
     } else {
-        route_kernel<<<(unsigned)cu_div_up(a->T, ROUTE_WARPS), 32 * ROUTE_WARPS, 0, c->stream>>>(s->logits, a->T,
-                                                                                                 a->E, a->k, a->kind,
-                                                                                                 up->dev, s->chosen,
-                                                                                                 s->weight);
-        if (!cu_launched(c, "routing")) return;
-        sort_kernel<<<(unsigned)a->E + 1, SORT_THREADS, 0, c->stream>>>(s->chosen, n, a->k, a->E, s->off, s->active,
-                                                                        s->slot_of, s->row);
+        cu_launch(c, "routing", route_kernel, dim3((unsigned)cu_div_up(a->T, ROUTE_WARPS)), 32 * ROUTE_WARPS, 0,
+                  s->logits, a->T, a->E, a->k, a->kind, up->dev, s->chosen, s->weight);
+        cu_launch(c, "sorting by expert", sort_kernel, dim3((unsigned)a->E + 1), SORT_THREADS, 0, s->chosen, n, a->k,
+                  a->E, s->off, s->active, s->slot_of, s->row);
     }
-    if (!cu_launched(c, "routing")) return;
+    if (c->err.code) return;
     if (up->any) {
         struct cu_slots slots = {s->off, s->active, s->active + a->E, s->row, a->E, n, a->T};
         cu_grouped_gate(c, up, &slots, s->x_b, a->swiglu_limit, s->h_b);
@@ -273,7 +278,6 @@ void cu_moe(struct cuda *c, const struct moe_args *a)
         if (c->err.code) return;
     }
     dim3 grid((unsigned)a->T, (unsigned)cu_div_up(D, COMBINE_THREADS));
-    combine_kernel<<<grid, COMBINE_THREADS, 0, c->stream>>>(a->out, a->residual, s->y, s->weight, s->slot_of, D,
-                                                            a->k);
-    cu_launched(c, "experts");
+    cu_launch(c, "experts", combine_kernel, grid, COMBINE_THREADS, 0, a->out, a->residual, s->y, s->weight,
+              s->slot_of, D, a->k);
 }

@@ -1,5 +1,6 @@
 /* cuda_norm.cu: what is done to rows of activations one by one: norms, the activation between gate and up where no
  * product has done it, embedding, gather. Sums of a row run in an order that its width alone decides. */
+#include "cuda_launch.h"
 #include "cuda_mma.h"
 
 enum { ROW_THREADS = 512, COLUMN_THREADS = 256 };
@@ -38,6 +39,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     int Kp = (K + CU_PAD - 1) / CU_PAD * CU_PAD;
     const float *row = x + t * (size_t)K;
     float scale = 1;
+    cu_wait();
+    cu_go();
     if (norm) {
         float sum = 0;
         if constexpr (FOURS) {
@@ -80,9 +83,8 @@ void cu_norm(struct cuda *c, const float *x, int T, int K, const float *norm, fl
 {
     if (c->err.code || T == 0) return;
     if (fours(K, x, norm, dst_f))
-        norm_kernel<true><<<(unsigned)T, ROW_THREADS, 0, c->stream>>>(x, K, norm, eps, dst_f, dst_b);
-    else norm_kernel<false><<<(unsigned)T, ROW_THREADS, 0, c->stream>>>(x, K, norm, eps, dst_f, dst_b);
-    cu_launched(c, "norm");
+        cu_launch(c, "norm", norm_kernel<true>, dim3((unsigned)T), ROW_THREADS, 0, x, K, norm, eps, dst_f, dst_b);
+    else cu_launch(c, "norm", norm_kernel<false>, dim3((unsigned)T), ROW_THREADS, 0, x, K, norm, eps, dst_f, dst_b);
 }
 
 /* ------------------------------------------------------------------------------------------------ activation */
@@ -96,6 +98,8 @@ static __global__ void __launch_bounds__(COLUMN_THREADS)
     int Fp = (F + CU_PAD - 1) / CU_PAD * CU_PAD, i = 4 * (int)(blockIdx.y * COLUMN_THREADS + threadIdx.x);
     const float *row = gu + t * (size_t)(2 * F);
     float v[4] = {0, 0, 0, 0};
+    cu_wait();
+    cu_go();
     if (i >= Fp) return;
     if constexpr (FOURS) {
         if (i < F) {
@@ -119,9 +123,9 @@ void cu_gate_act(struct cuda *c, const float *gu, int T, int F, float limit, flo
 {
     if (c->err.code || T == 0) return;
     dim3 grid((unsigned)T, (unsigned)cu_div_up(cu_pad(F), 4 * COLUMN_THREADS));
-    if (fours(F, gu, dst, NULL)) act_kernel<true><<<grid, COLUMN_THREADS, 0, c->stream>>>(gu, F, limit, dst, dst_b);
-    else act_kernel<false><<<grid, COLUMN_THREADS, 0, c->stream>>>(gu, F, limit, dst, dst_b);
-    cu_launched(c, "activation");
+    if (fours(F, gu, dst, NULL))
+        cu_launch(c, "activation", act_kernel<true>, grid, COLUMN_THREADS, 0, gu, F, limit, dst, dst_b);
+    else cu_launch(c, "activation", act_kernel<false>, grid, COLUMN_THREADS, 0, gu, F, limit, dst, dst_b);
 }
 
 /* ------------------------------------------------------------------------------------------------ rows */
@@ -134,6 +138,8 @@ static __global__ void __launch_bounds__(COLUMN_THREADS) embed_kernel(struct cu_
     size_t t = blockIdx.x;
     int i = (int)(blockIdx.y * COLUMN_THREADS + threadIdx.x), u = i / 4;
     float v[4 * f::steps];
+    cu_wait();
+    cu_go();
     if (u * f::unit >= m.cols) return;
     cu_lane_floats<TYPE>(m, ids[t], u, i % 4, v);
 #pragma unroll
@@ -148,8 +154,7 @@ static __global__ void __launch_bounds__(COLUMN_THREADS) embed_kernel(struct cu_
 template <int TYPE> static void launch_embed(struct cuda *c, const struct cu_mat *m, float *out)
 {
     dim3 grid((unsigned)c->T, (unsigned)cu_div_up(4 * cu_div_up(m->cols, cu_format<TYPE>::unit), COLUMN_THREADS));
-    embed_kernel<TYPE><<<grid, COLUMN_THREADS, 0, c->stream>>>(*m, c->ids, out);
-    cu_launched(c, "embedding");
+    cu_launch(c, "embedding", embed_kernel<TYPE>, grid, COLUMN_THREADS, 0, *m, c->ids, out);
 }
 
 void cu_embed(struct cuda *c, float *out, const struct bweight *w)
@@ -161,6 +166,8 @@ void cu_embed(struct cuda *c, float *out, const struct bweight *w)
 static __global__ void __launch_bounds__(COLUMN_THREADS)
     gather_kernel(float *out, const float *x, int D, const int32_t *rows)
 {
+    cu_wait();
+    cu_go();
     size_t i = blockIdx.x, from = (size_t)rows[i];
     for (int d = (int)threadIdx.x; d < D; d += COLUMN_THREADS)
         out[i * (size_t)D + (size_t)d] = x[from * (size_t)D + (size_t)d];
@@ -169,6 +176,5 @@ static __global__ void __launch_bounds__(COLUMN_THREADS)
 void cu_gather(struct cuda *c, float *out, const float *x, int D, int n)
 {
     if (c->err.code || n == 0) return;
-    gather_kernel<<<(unsigned)n, COLUMN_THREADS, 0, c->stream>>>(out, x, D, c->gather_rows);
-    cu_launched(c, "gather");
+    cu_launch(c, "gather", gather_kernel, dim3((unsigned)n), COLUMN_THREADS, 0, out, x, D, c->gather_rows);
 }
