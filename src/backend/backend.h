@@ -9,7 +9,8 @@
  * Sum order: each output element of a product is summed over its inputs in one fixed order, whatever the number of
  * rows in the batch, the chunking of a prompt or the number of threads. A request's numbers do not depend on its
  * company. On CUDA this holds within each of three classes of kernels: products of 1 to 16 rows, of 17 to 128, and
- * of more; they add in different orders, and so differ in the last bits of a float sum of bf16 products. */
+ * of more; they add in different orders, and so differ in the last bits of a float sum of bf16 products. Attention
+ * there has two: rows that are alone in their sequence, and rows of a longer chunk. */
 #ifndef HEARTH_BACKEND_H
 #define HEARTH_BACKEND_H
 
