@@ -31,6 +31,10 @@ test: ## set up, build, and run every test
 test-more: ## sanitizers, a minute of each fuzz target, aarch64 under qemu
 	@tools/test_more.sh
 
+gpu-test: build ## the tests of the CUDA backend, on a machine with a GPU
+	@ninja -C build test_cuda test_cuda_ops && build/test_cuda && build/test_cuda_ops
+	@tools/venv.sh && build/venv/bin/python -m pytest -q -rs tests/test_gpu.py
+
 check: ## the rules of the house: arrows between rooms, sizes, names
 	@tools/check.sh
 
@@ -55,4 +59,4 @@ format: ## clang-format over the C sources
 clean: ## remove build/
 	@rm -rf build
 
-.PHONY: help setup build demo test test-more check asan ubsan tsan fuzz aarch64 format clean
+.PHONY: help setup build demo test test-more gpu-test check asan ubsan tsan fuzz aarch64 format clean

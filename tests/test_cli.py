@@ -59,7 +59,7 @@ def test_no_verb_shows_help(hearth):
 
 
 @pytest.mark.parametrize("args, message", [
-    (["walk"], "unknown verb 'walk'; known: run, info, tokenize, logits, perplexity"),
+    (["walk"], "unknown verb 'walk'; known: run, info, tokenize, logits, perplexity, bench"),
     (["--walk"], "unknown flag '--walk'; known: run"),
     (["run"], "MODEL is missing: hearth run MODEL [flags]"),
     (["run", "m", "--walk"], "unknown flag --walk of hearth run; known: -p --prompt -n --max-tokens"),

@@ -21,7 +21,7 @@ def load(case):
 
 def logits(hearth, model, ids, tmp_path, *flags):
     out = tmp_path / "out.npy"
-    hearth.ok("logits", model, "--ids", ",".join(map(str, ids)), "-o", out, *flags)
+    hearth.ok("logits", model, "--ids", ",".join(map(str, ids)), "-o", out, *(flags or ("--device", "cpu")))
     return np.load(out)
 
 
@@ -66,6 +66,7 @@ def test_every_level(hearth, tmp_path, case):
 @pytest.mark.parametrize("case", CASES)
 def test_same_bits_for_any_threads_and_chunks(hearth, tmp_path, case):
     model, expect, _ = load(case)
-    one = logits(hearth, model, expect["ids"], tmp_path, "--threads", "1")
+    cpu = ("--device", "cpu")
+    one = logits(hearth, model, expect["ids"], tmp_path, *cpu, "--threads", "1")
     for flags in (("--threads", "2"), ("--threads", "5"), ("--threads", "2", "--chunk", "7")):
-        assert (logits(hearth, model, expect["ids"], tmp_path, *flags) == one).all(), flags
+        assert (logits(hearth, model, expect["ids"], tmp_path, *cpu, *flags) == one).all(), flags

@@ -3,11 +3,14 @@
  *
  * Calls are queued on the device's one stream, in order, and return nothing; the first failure is kept and comes out
  * of sync. Pointers marked `dev` come from alloc and are not to be dereferenced by the caller. Activations are float.
- * T tokens in the batch; D, H, Hk, Dh, F, E, V as in model.h. Nothing allocates after open, weight_new, kv_new and the
- * first step of a given size.
+ * T tokens in the batch; D, H, Hk, Dh, F, E, V as in model.h. Nothing allocates after open, weight_new, kv_new and
+ * the first step of a given size.
  *
- * Sum order: each output element of a product is summed over its inputs in one fixed order, whatever the number of rows
- * in the batch, the chunking of a prompt or the number of threads. A request's numbers do not depend on its company. */
+ * Sum order: each output element of a product is summed over its inputs in one fixed order, whatever the number of
+ * rows in the batch, the chunking of a prompt or the number of threads. A request's numbers do not depend on its
+ * company. On CUDA this holds within each of three classes of kernels: products of 1 to 16 rows, of 17 to 128, and
+ * of more; they add in different orders, and so differ in the last bits of a float sum of bf16 products. Attention
+ * there has two: rows that are alone in their sequence, and rows of a longer chunk. */
 #ifndef HEARTH_BACKEND_H
 #define HEARTH_BACKEND_H
 
@@ -120,6 +123,8 @@ struct backend_ops {
     int (*download)(struct backend *be, void *host, const void *dev, size_t bytes, struct err *e);
     /* Waits for all that was queued; the first failure since the last sync comes out here. */
     int (*sync)(struct backend *be, struct err *e);
+    /* Bytes that weights, pages and scratch may take now. */
+    size_t (*free_bytes)(const struct backend *be);
 
     /* Packs 1..3 matrices of equal cols, stacked along their rows, with bias[sum of rows] (host) or NULL. The sources
      * are read once and may go afterwards. */
@@ -153,15 +158,18 @@ struct backend_ops {
 
 struct backend {
     const struct backend_ops *ops;
-    char name[96]; /* "cpu avx2, 2 threads", for people */
+    char name[96]; /* "cpu avx2, 2 threads", for people; begins with the kind of device: "cpu", "cuda" */
+    int chunk;     /* rows of a step from which more bring no speed */
 };
 
 struct backend_opts {
+    const char *device;    /* "cpu" (NULL too), "cuda:N", or "auto": the first GPU if there is one, else the CPU */
     int threads;           /* 0: one a core this process may use */
     const char *cpu_level; /* "c", "avx2", "avx512", "avx512bf16", "neon", "neonmm": at most this; NULL: the best there is */
 };
 
-/* Opens the CPU backend. An unknown or absent level is refused with the list of those here. */
+/* Opens a device. An unknown device, or an unknown or absent level, is refused with the list of those here. With
+ * "auto" a cpu_level chooses the CPU. */
 int backend_open(struct backend **out, const struct backend_opts *o, struct err *e) MUST_CHECK;
 void backend_close(struct backend **be);
 

@@ -72,6 +72,12 @@ int parse_ids(struct ids *out, const char *what, const char *list, struct err *e
     {                                                                                                                \
         "cpu", 0, FLAG_TEXT, to, 0, 0, "LEVEL", "at most this level, such as avx2 or neon (default: the best here)"           \
     }
+/* Begins as DEVICE_DEFAULT. */
+#define FLAG_DEVICE(to)                                                                                              \
+    {                                                                                                                \
+        "device", 0, FLAG_TEXT, to, 0, 0, "NAME", "cpu or cuda:N (default: the first GPU if there is one)"           \
+    }
+#define DEVICE_DEFAULT "auto"
 enum { MAX_CTX = 1 << 30 };
 
 /* ------------------------------------------------------------------------------------------------ resolve.c */

@@ -8,7 +8,7 @@
 
 #include "cli.h"
 
-enum { MAX_BATCHES = 64, MAX_BATCH = 1024, MAX_REPEAT = 99, DEFAULT_CHUNK = 256 };
+enum { MAX_BATCHES = 64, MAX_BATCH = 1024, MAX_REPEAT = 99, LEAST_CHUNK = 256 };
 
 struct measured {
     double seconds;
@@ -19,7 +19,7 @@ struct bench {
     struct engine *en;
     struct backend_limits limits;
     int64_t pp, tg, repeat;
-    int chunk;
+    int64_t chunk;
     uint64_t seed;
     int32_t *ids; /* [largest batch][pp] */
     json_t *rows; /* NULL: a table is printed */
@@ -143,13 +143,13 @@ static int prefill(struct bench *b, int batch, struct measured *m, struct progre
 }
 
 /* Steps that the prompts of `batch` sequences take when all but their last page is in the cache. */
-static int warm_steps(const struct bench *b, int batch) { return batch * KV_PAGE / b->chunk + 2; }
+static int warm_steps(int batch) { return batch * KV_PAGE / LEAST_CHUNK + 2; }
 
 static int decode(struct bench *b, int batch, struct measured *m, struct progress *p, struct err *e)
 {
     uint64_t request[MAX_BATCH];
     int produced[MAX_BATCH] = {0}, begun = 0, more = 1;
-    TRY(submit(b, batch, (int)b->tg + warm_steps(b, batch), request, e));
+    TRY(submit(b, batch, (int)b->tg + warm_steps(batch), request, e));
     while (begun < batch && more) TRY(more = step(b, request[0], produced, &begun, e));
     struct engine_stats before = engine_stats(b->en);
     double start = clock_now();
@@ -224,10 +224,9 @@ static int bench_model(struct bench *b, const struct model *m, const struct batc
 {
     struct engine_opts o = *backend;
     int rc;
-    b->chunk = sizes->largest > DEFAULT_CHUNK ? sizes->largest : DEFAULT_CHUNK;
-    o.chunk = b->chunk;
+    o.chunk = (int)b->chunk;
     o.max_seqs = sizes->largest;
-    o.ctx = (int)(b->pp + b->tg) + warm_steps(b, sizes->largest);
+    o.ctx = (int)(b->pp + b->tg) + warm_steps(sizes->largest);
     o.kv_tokens = (size_t)sizes->largest * size_round_up((size_t)o.ctx, KV_PAGE);
     TRY(engine_open(&b->en, m, &o, e));
     if ((rc = engine_limits(b->en, &b->limits, e)) < 0) return rc;
@@ -302,7 +301,7 @@ static int open_model(struct model **out, const char *model, const char *synthet
 
 int cmd_bench(int argc, char **argv, struct err *e)
 {
-    const char *operand = NULL, *list = NULL, *synthetic = NULL, *cpu = NULL;
+    const char *operand = NULL, *list = NULL, *synthetic = NULL, *cpu = NULL, *device = DEVICE_DEFAULT;
     int64_t threads = 0;
     bool json = false, kernels = false;
     struct bench b = {.pp = 512, .tg = 128, .repeat = 1, .seed = 1};
@@ -314,9 +313,11 @@ int cmd_bench(int argc, char **argv, struct err *e)
         {"tg", 0, FLAG_INT, &b.tg, 0, MAX_CTX / 4, "N", "tokens to generate after them (default: 128)"},
         {"repeat", 'r', FLAG_INT, &b.repeat, 1, MAX_REPEAT, "N", "runs of each row; the median is shown (default: 1)"},
         {"synthetic", 0, FLAG_TEXT, &synthetic, 0, 0, "SPEC", "SHAPE:FORMAT[:layers=N], random weights and no file"},
-        {"kernels", 0, FLAG_SWITCH, &kernels, 0, 0, NULL, "each kernel alone, on every CPU level here"},
+        {"kernels", 0, FLAG_SWITCH, &kernels, 0, 0, NULL, "each kernel alone: on the GPU, or on every CPU level here"},
+        {"chunk", 0, FLAG_INT, &b.chunk, LEAST_CHUNK, 65536, "N", "tokens of a step at most (default: what suits the device)"},
         FLAG_THREADS(&threads),
         FLAG_CPU(&cpu),
+        FLAG_DEVICE(&device),
         {"json", 0, FLAG_SWITCH, &json, 0, 0, NULL, "print one JSON object"},
     };
     const struct usage u = {
@@ -336,7 +337,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
         "  hearth bench --kernels --cpu avx2 --batch 1,64\n"};
     int rc = flags_parse(&u, argc, argv, &operand, e);
     if (rc) return rc < 0 ? rc : OK;
-    struct engine_opts o = {.backend = {.threads = (int)threads, .cpu_level = cpu}};
+    struct engine_opts o = {.backend = {.device = device, .threads = (int)threads, .cpu_level = cpu}};
     if (kernels && (operand || synthetic))
         return err_set(e, ERR_INPUT, "--kernels takes no model: '%s' is too much", operand ? operand : synthetic);
     if (!list) list = kernels ? "1,8,64,512" : "1,8,64";

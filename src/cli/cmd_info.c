@@ -23,6 +23,7 @@ struct fit {
 
 struct info {
     const struct model *m;
+    const char *device;
     const struct model_config *c;
     struct census census;
     struct fit fit;
@@ -80,7 +81,8 @@ static size_t plan_total(const struct engine_bytes *b) { return b->weights + b->
 /* KV grows by whole pages and all else stays, so two plans tell every context. */
 static int find_fit(struct info *in, struct err *e)
 {
-    struct engine_opts all = {.ctx = in->c->ctx_train, .max_seqs = 1}, page = {.ctx = KV_PAGE, .max_seqs = 1};
+    struct engine_opts all = {.backend = {.device = in->device}, .ctx = in->c->ctx_train, .max_seqs = 1};
+    struct engine_opts page = {.backend = {.device = in->device}, .ctx = KV_PAGE, .max_seqs = 1};
     struct engine_bytes whole, one;
     if (in->c->ctx_train < KV_PAGE) page.ctx = in->c->ctx_train;
     TRY(engine_plan_bytes(in->m, &all, &whole, e));
@@ -146,6 +148,7 @@ static void print_fit(const struct info *in)
     size_text(f->bytes.kv, kv);
     size_text(f->bytes.scratch, s);
     size_text(f->bytes.free, have);
+    printf("device       %s\n", f->bytes.device);
     if (f->missing) {
         printf(
             "fits here    no: weights %s, scratch %s and %s for the smallest context; %s are free, %s are missing\n",
@@ -213,14 +216,15 @@ static int print_json(const struct info *in, struct err *e)
 {
     const struct fit *f = &in->fit;
     json_t *o = json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:s?, s:i, s:s?, s:{s:b, s:i, s:I, s:I, s:I, s:I, s:I}}",
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:I, s:s?, s:i, s:s?, s:{s:b, s:i, s:I, s:I, s:I, s:I, s:I}, s:s}",
         "model", model_name(in->m), "path", model_path(in->m), "family", family_names[in->c->family], "arch",
         model_arch(in->m), "container", model_container(in->m), "quantization", model_quantization(in->m), "shapes",
         json_config(in->c), "weights", json_census(in), "bytes", (json_int_t)model_bytes(in->m), "tokenizer",
         in->tok ? tokenizer_kind(in->tok) : NULL, "tokens", in->tok ? (int)tokenizer_size(in->tok) : 0, "template",
         in->chat ? chat_origin(in->chat) : NULL, "fit", "fits", !f->missing, "context", f->ctx, "weights",
         (json_int_t)f->bytes.weights, "kv", (json_int_t)f->bytes.kv, "scratch", (json_int_t)f->bytes.scratch, "free",
-        (json_int_t)f->bytes.free, "missing", (json_int_t)f->missing);
+        (json_int_t)f->bytes.free, "missing", (json_int_t)f->missing, "device",
+        f->bytes.device);
     return out_json(o, JSON_INDENT(2), e);
 }
 
@@ -228,7 +232,11 @@ int cmd_info(int argc, char **argv, struct err *e)
 {
     const char *model;
     bool json = false;
-    const struct flag flags[] = {{"json", 0, FLAG_SWITCH, &json, 0, 0, NULL, "print one JSON object"}};
+    const char *device = DEVICE_DEFAULT;
+    const struct flag flags[] = {
+        FLAG_DEVICE(&device),
+        {"json", 0, FLAG_SWITCH, &json, 0, 0, NULL, "print one JSON object"},
+    };
     const struct usage u = {
         "info",
         "Shows what a model is, how its weights are stored, and what context fits into memory here.",
@@ -247,6 +255,7 @@ int cmd_info(int argc, char **argv, struct err *e)
     if (rc == OK) rc = model_open(&m, path.data, e);
     if (rc == OK) {
         in.m = m;
+        in.device = device;
         in.c = model_config(m);
         take_census(&in);
         rc = find_fit(&in, e);

@@ -58,16 +58,17 @@ out:
 
 int cmd_logits(int argc, char **argv, struct err *e)
 {
-    const char *model, *list = NULL, *path = NULL, *cpu = NULL;
+    const char *model, *list = NULL, *path = NULL, *cpu = NULL, *device = DEVICE_DEFAULT;
     int64_t threads = 0, chunk = 0;
     const struct flag flags[] = {
         {"ids", 'i', FLAG_TEXT, &list, 0, 0, "LIST",
          "token ids, commas or spaces between; @FILE reads them from a file"},
         {"output", 'o', FLAG_TEXT, &path, 0, 0, "FILE", "where the float32 array [T, V] goes (.npy)"},
         {"chunk", 0, FLAG_INT, &chunk, 1, 65536, "N",
-         "tokens computed at once (default: 512); changes nothing in the result"},
+         "tokens computed at once; changes nothing in the result on a CPU"},
         FLAG_THREADS(&threads),
         FLAG_CPU(&cpu),
+        FLAG_DEVICE(&device),
     };
     const struct usage u = {"logits",
                             "Writes the logits after each of the given ids to a NumPy file.",
@@ -91,7 +92,7 @@ int cmd_logits(int argc, char **argv, struct err *e)
     if (rc == OK) rc = model_open(&m, dir.data, e);
     if (rc == OK) rc = npy_open(&s.npy, path, e);
     if (rc == OK) {
-        struct engine_opts eo = {.backend = {.threads = (int)threads, .cpu_level = cpu},
+        struct engine_opts eo = {.backend = {.device = device, .threads = (int)threads, .cpu_level = cpu},
                                  .max_seqs = 1,
                                  .chunk = (int)chunk};
         eo.ctx = ids.len > MAX_CTX ? MAX_CTX : (int)ids.len;

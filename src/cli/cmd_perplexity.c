@@ -107,13 +107,14 @@ static int encode_file(struct ids *out, const struct tokenizer *t, const char *f
 
 int cmd_perplexity(int argc, char **argv, struct err *e)
 {
-    const char *operands[2], *cpu = NULL;
+    const char *operands[2], *cpu = NULL, *device = DEVICE_DEFAULT;
     int64_t ctx = 512, threads = 0;
     bool json = false;
     const struct flag flags[] = {
         {"ctx", 'c', FLAG_INT, &ctx, 4, MAX_CTX, "N", "tokens of a chunk (default: 512)"},
         FLAG_THREADS(&threads),
         FLAG_CPU(&cpu),
+        FLAG_DEVICE(&device),
         {"json", 0, FLAG_SWITCH, &json, 0, 0, NULL, "print one JSON object"},
     };
     const struct usage u = {
@@ -138,7 +139,9 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
     if ((rc = model_open(&m, path.data, e)) < 0) goto out;
     if ((rc = tokenizer_of_model(&tok, m, e)) < 0) goto out;
     if ((rc = encode_file(&ids, tok, operands[1], ctx, e)) < 0) goto out;
-    struct engine_opts eo = {.backend = {.threads = (int)threads, .cpu_level = cpu}, .ctx = (int)ctx, .max_seqs = 1};
+    struct engine_opts eo = {.backend = {.device = device, .threads = (int)threads, .cpu_level = cpu},
+                             .ctx = (int)ctx,
+                             .max_seqs = 1};
     if ((rc = engine_open(&en, m, &eo, e)) < 0) goto out;
     double started = clock_now();
     int32_t bos = tokenizer_adds_bos(tok) ? tokenizer_bos(tok) : -1;

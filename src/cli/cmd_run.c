@@ -10,7 +10,7 @@
 
 /* Not given: NAN, or -1 for whole numbers. */
 struct run_opts {
-    const char *prompt, *system, *cpu;
+    const char *prompt, *system, *cpu, *device;
     int64_t n, ctx, threads, seed, top_k;
     double temp, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
     struct flag_list bias;
@@ -137,7 +137,8 @@ static int open_text(struct run *r, const char *model, struct err *e)
 
 static int open_engine(struct run *r, struct err *e)
 {
-    struct engine_opts eo = {.backend = {.threads = (int)r->o.threads, .cpu_level = r->o.cpu},
+    struct engine_opts eo = {.backend = {.device = r->o.device, .threads = (int)r->o.threads,
+                                         .cpu_level = r->o.cpu},
                              .ctx = (int)r->o.ctx,
                              .max_seqs = 1};
     return engine_open(&r->en, r->model, &eo, e);
@@ -331,6 +332,7 @@ static int parse(struct run *r, int argc, char **argv, const char **model, struc
         {"ctx", 'c', FLAG_INT, &o->ctx, 1, MAX_CTX, "N", "context in tokens (default: the model's, at most 8192)"},
         FLAG_THREADS(&o->threads),
         FLAG_CPU(&o->cpu),
+        FLAG_DEVICE(&o->device),
         {"json", 0, FLAG_SWITCH, &o->json, 0, 0, NULL, "print one JSON object with text, ids and speeds (needs -p)"},
     };
     const struct usage u = {"run", "Answers a prompt, or chats.", "MODEL", flags, COUNT_OF(flags), notes, examples};
@@ -349,6 +351,7 @@ int cmd_run(int argc, char **argv, struct err *e)
                     .o = {.n = -1,
                           .seed = random_seed(),
                           .top_k = -1,
+                          .device = DEVICE_DEFAULT,
                           .temp = NAN,
                           .top_p = NAN,
                           .min_p = NAN,

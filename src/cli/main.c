@@ -13,8 +13,8 @@ static const struct verb {
     {"info", "show what a model is and what fits on this machine", cmd_info},
     {"tokenize", "text to token ids, and back", cmd_tokenize},
     {"logits", "write the logits of a forward pass to a .npy file", cmd_logits},
-    {"bench", "measure speed beside what the machine could do", cmd_bench},
     {"perplexity", "measure how well a model predicts a text", cmd_perplexity},
+    {"bench", "measure speed beside what the machine could do", cmd_bench},
 };
 
 enum { EXIT_INTERRUPTED = 130 };

@@ -6,7 +6,7 @@
 
 #include "engine_priv.h"
 
-enum { DEFAULT_CTX = 8192, DEFAULT_SEQS = 8, DEFAULT_CHUNK = 256, MIN_HEAD_ROWS = 16, MAX_SEQS = 4096 };
+enum { DEFAULT_CTX = 8192, DEFAULT_SEQS = 8, MIN_HEAD_ROWS = 16, MAX_SEQS = 4096 };
 
 /* ------------------------------------------------------------------------------------------------ plan of memory */
 
@@ -20,12 +20,16 @@ static int complete_opts(struct engine_opts *o, const struct model_config *c, st
     if (o->chunk < 0 || o->chunk > 65536) return err_set(e, ERR_INPUT, "chunk %d is out of range 1 to 65536", o->chunk);
     if (o->ctx == 0) o->ctx = c->ctx_train < DEFAULT_CTX ? c->ctx_train : DEFAULT_CTX;
     if (o->max_seqs == 0) o->max_seqs = DEFAULT_SEQS;
-    if (o->chunk == 0) o->chunk = DEFAULT_CHUNK;
-    if (o->chunk < o->max_seqs) o->chunk = o->max_seqs; /* every running request gets its row */
     if (o->kv_tokens < (size_t)o->ctx) o->kv_tokens = (size_t)o->ctx;
     if (o->kv_tokens > (size_t)INT32_MAX / 2)
         return err_set(e, ERR_INPUT, "kv_tokens %zu is too large, at most %d", o->kv_tokens, INT32_MAX / 2);
     return OK;
+}
+
+static void complete_chunk(struct engine_opts *o, const struct backend *be)
+{
+    if (o->chunk == 0) o->chunk = be->chunk;
+    if (o->chunk < o->max_seqs) o->chunk = o->max_seqs; /* every running request gets its row */
 }
 
 struct sizes {
@@ -63,7 +67,8 @@ static struct engine_bytes plan_bytes(const struct backend *be, const struct mod
     const struct model_config *c = model_config(m);
     struct sizes s = sizes_of(o, c);
     struct plan_rank r = plan_single(c);
-    struct engine_bytes b = {.free = machine_free_bytes()};
+    struct engine_bytes b = {.free = be->ops->free_bytes(be)};
+    memcpy(b.device, be->name, sizeof b.device);
     b.weights = weights_bytes(be, m, &r);
     b.kv = (size_t)s.n_pages * be->ops->kv_page_bytes(be, c->n_layers, c->n_kv_heads, c->d_head);
     b.scratch = (2 * s.x + s.qkv + s.att + s.h + s.last + 2 * s.logits) * sizeof(float) + backend_scratch(o, c);
@@ -76,6 +81,7 @@ int engine_plan_bytes(const struct model *m, const struct engine_opts *o, struct
     struct backend *be;
     TRY(complete_opts(&opts, model_config(m), e));
     TRY(backend_open(&be, &opts.backend, e));
+    complete_chunk(&opts, be);
     *out = plan_bytes(be, m, &opts);
     backend_close(&be);
     return OK;
@@ -146,6 +152,7 @@ int engine_open(struct engine **out, const struct model *m, const struct engine_
     memcpy(en->window, c->window, (size_t)c->n_layers * sizeof *en->window);
     en->config.window = en->window;
     if ((rc = backend_open(&en->be, &en->opts.backend, e)) < 0) goto fail;
+    complete_chunk(&en->opts, en->be);
     if ((rc = comm_self_open(&en->comm, en->be, e)) < 0) goto fail;
     struct engine_bytes bytes = plan_bytes(en->be, m, &en->opts);
     if ((rc = check_fits(m, &bytes, &en->opts, e)) < 0) goto fail;

@@ -18,7 +18,7 @@ struct engine_opts {
     struct backend_opts backend;
     int ctx;         /* positions a request may use, prompt and answer together; 0: the model's own, at most 8192 */
     int max_seqs;    /* requests that run at once; 0: 8 */
-    int chunk;       /* rows of one step at most; 0: 256 */
+    int chunk;       /* rows of one step at most; 0: what suits the device */
     size_t kv_tokens; /* tokens that the KV pages hold in all; 0: ctx */
     bool quiet;      /* no progress line while loading */
 };
@@ -31,6 +31,7 @@ void engine_close(struct engine **en);
 /* The bytes of a plan, before anything is loaded. */
 struct engine_bytes {
     size_t weights, kv, scratch, free;
+    char device[96]; /* where it was planned for, for people */
 };
 int engine_plan_bytes(const struct model *m, const struct engine_opts *o, struct engine_bytes *out, struct err *e) MUST_CHECK;
 

@@ -57,6 +57,12 @@ static void ffn(struct engine *en, const struct layer *w)
 
 void forward(struct engine *en)
 {
+    /* Layers swap the two; each step begins with the same one, so that a backend can know a step again. */
+    if ((uintptr_t)en->x > (uintptr_t)en->y) {
+        float *t = en->x;
+        en->x = en->y;
+        en->y = t;
+    }
     en->be->ops->begin(en->be, &en->step.batch);
     if (en->rank.embeds) en->be->ops->embed(en->be, en->x, en->w.embed);
     for (int l = 0; l < en->w.n_layers; l++) {

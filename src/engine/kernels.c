@@ -150,27 +150,40 @@ static int time_backend(struct bench *b, struct err *e)
     return time_attention(b, e);
 }
 
+static int time_device(const struct bench *as, const struct backend_opts *o, struct err *e)
+{
+    struct bench b = *as;
+    TRY(backend_open(&b.be, o, e));
+    int rc = time_backend(&b, e);
+    b.be->ops->free(b.be, b.x);
+    b.be->ops->free(b.be, b.out);
+    backend_close(&b.be);
+    return rc;
+}
+
+/* Whether o opens a device that this machine has, and which kind. */
+static bool opens(const struct backend_opts *o, bool *cpu)
+{
+    struct backend *be;
+    if (backend_open(&be, o, NULL) < 0) return false;
+    *cpu = !strncmp(be->name, "cpu", 3);
+    backend_close(&be);
+    return true;
+}
+
 int engine_time_kernels(const struct backend_opts *o, const int *rows, int n_rows, engine_kernel_fn *seen, void *user,
                         struct err *e)
 {
     static const char *const levels[] = {"avx2", "avx512", "avx512bf16", "neon", "neonmm"};
-    int n = o->cpu_level ? 1 : (int)COUNT_OF(levels), timed = 0;
-    for (int i = 0; i < n; i++) {
-        struct bench b = {.rows = rows, .n_rows = n_rows, .seen = seen, .user = user};
+    const struct bench b = {.rows = rows, .n_rows = n_rows, .seen = seen, .user = user};
+    bool cpu = false, any = false;
+    if (o->cpu_level || !opens(o, &cpu) || !cpu) return time_device(&b, o, e);
+    for (size_t i = 0; i < COUNT_OF(levels); i++) {
         struct backend_opts level = *o;
-        if (!o->cpu_level) level.cpu_level = levels[i];
-        int rc = backend_open(&b.be, &level, e);
-        if (rc < 0 && !o->cpu_level) continue; /* a level that this machine lacks */
-        TRY(rc);
-        rc = time_backend(&b, e);
-        b.be->ops->free(b.be, b.x);
-        b.be->ops->free(b.be, b.out);
-        backend_close(&b.be);
-        TRY(rc);
-        timed++;
+        level.cpu_level = levels[i];
+        if (!opens(&level, &cpu)) continue; /* this machine lacks it */
+        TRY(time_device(&b, &level, e));
+        any = true;
     }
-    if (timed) return OK;
-    struct backend_opts plain = *o;
-    plain.cpu_level = "c";
-    return engine_time_kernels(&plain, rows, n_rows, seen, user, e);
+    return any ? OK : time_device(&b, o, e);
 }

@@ -44,6 +44,12 @@ static int cpu_download(struct backend *be, void *host, const void *dev, size_t 
     return OK;
 }
 
+static size_t cpu_free_bytes(const struct backend *be)
+{
+    (void)be;
+    return machine_free_bytes();
+}
+
 bool cpu_grow(struct cpu *c, void *buf_ptr, size_t *cap, size_t bytes)
 {
     void *p;
@@ -346,6 +352,7 @@ static void cpu_close(struct backend *be)
 
 static const struct backend_ops cpu_ops = {
     .close = cpu_close, .alloc = cpu_alloc, .free = cpu_free, .upload = cpu_upload, .download = cpu_download, .sync = cpu_sync,
+    .free_bytes = cpu_free_bytes,
     .weight_new = cpu_weight_new, .weight_free = cpu_weight_free, .weight_bytes = cpu_weight_bytes,
     .kv_new = cpu_kv_new, .kv_free = cpu_kv_free, .kv_page_bytes = cpu_kv_page_bytes,
     .begin = cpu_begin, .embed = cpu_embed, .linear = cpu_linear, .gate = cpu_gate, .rope_kv = cpu_rope_kv,
@@ -359,6 +366,7 @@ int backend_open_cpu(struct backend **out, const struct backend_opts *o, struct 
     int rc;
     TRY(mem_new(&c, sizeof *c, e));
     c->base.ops = &cpu_ops;
+    c->base.chunk = 256;
     if ((rc = cpu_level_choose(&c->level, o->cpu_level, e)) < 0 || (rc = cpu_pool_open(&c->pool, o->threads, e)) < 0) {
         free(c);
         return rc;
