@@ -642,6 +642,34 @@ static void experts_are_those_of_the_cpu(void **state)
     }
 }
 
+static void the_largest_is_that_of_the_cpu(void **state)
+{
+    static const int widths[] = {1, 33, 1024, 4097};
+    enum { ROWS = 5 };
+    (void)state;
+    if (skipped()) return;
+    for (size_t w = 0; w < COUNT_OF(widths); w++) {
+        int V = widths[w];
+        size_t bytes = (size_t)(ROWS * V) * sizeof(float);
+        float *x = floats((size_t)(ROWS * V), 1), *dev;
+        int32_t want[ROWS], got[ROWS];
+        struct err e;
+        x[V - 1] = 9;
+        x[V + V / 3] = x[V + V / 2] = 9; /* the lower one of two */
+        x[2 * V + V / 2] = NAN;
+        for (int i = 0; i < V; i++) x[3 * V + i] = i % 2 ? NAN : -INFINITY;
+        x[4 * V] = INFINITY;
+        if (gpu->ops->alloc(gpu, &dev, bytes, &e) < 0) fail_msg("%s", e.msg);
+        gpu->ops->upload(gpu, dev, x, bytes);
+        if (gpu->ops->best(gpu, dev, ROWS, V, got, &e) < 0) fail_msg("%s", e.msg);
+        gpu->ops->free(gpu, dev);
+        if (cpu->ops->best(cpu, x, ROWS, V, want, &e) < 0) fail_msg("%s", e.msg);
+        assert_memory_equal(got, want, sizeof got);
+        assert_int_equal(got[3], -1);
+        free(x);
+    }
+}
+
 /* Company leaves the bits, as far as products do: batches of 1 and of 16. A token that is not a number stays alone. */
 static void tokens_do_not_meet(void **state)
 {
@@ -747,7 +775,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(embedding_is_exact),           cmocka_unit_test(gather_takes_rows),
         cmocka_unit_test(attention_is_that_of_the_cpu), cmocka_unit_test(company_leaves_the_bits),
         cmocka_unit_test(replayed_steps_are_right),     cmocka_unit_test(experts_are_those_of_the_cpu),
-        cmocka_unit_test(tokens_do_not_meet),
+        cmocka_unit_test(tokens_do_not_meet),           cmocka_unit_test(the_largest_is_that_of_the_cpu),
     };
     struct err e;
     if (backend_open(&gpu, &(struct backend_opts){.device = "cuda:0"}, NULL) < 0) gpu = NULL;

@@ -14,7 +14,7 @@
 #include "backend.h"
 
 static const char *const all_levels[] = {"c", "avx2", "avx512", "avx512bf16", "neon", "neonmm"};
-static const char *levels[4];
+static const char *levels[COUNT_OF(all_levels)];
 static int n_levels;
 
 static uint64_t seed = 1;
@@ -445,6 +445,52 @@ static void experts_are_right_at_every_level(void **state)
     free(out);
 }
 
+/* Rows that hurt: the best first, last, at the end of a run, twice; among NaN and infinities; nowhere. */
+static void the_largest_is_found(void **state)
+{
+    static const int widths[] = {1, 15, 16, 17, 1024, 1025, 3001};
+    enum { N_ROWS = 9 };
+    (void)state;
+    for (int l = 0; l < n_levels; l++)
+        for (size_t w = 0; w < COUNT_OF(widths); w++) {
+            struct backend *be = open_level(levels[l], 2);
+            int V = widths[w];
+            size_t n = (size_t)(N_ROWS * V);
+            float *x = floats(n, 1), *dev;
+            int32_t ids[N_ROWS + 1], want[N_ROWS] = {0};
+            struct err e;
+            const float special[N_ROWS] = {7, 7, 7, INFINITY, NAN, -INFINITY, 0, 0, -3e38f};
+            const int at[N_ROWS] = {0, V - 1, V / 2, V / 3, V / 4, V / 5, 0, 0, V - 1};
+            for (int r = 0; r < N_ROWS; r++) x[r * V + at[r]] = special[r];
+            x[2 * V + V - 1] = 7; /* twice */
+            for (int i = 0; i < V; i++) {
+                x[6 * V + i] = i % 2 ? NAN : -INFINITY;
+                x[7 * V + i] = -1;
+                if (i < V - 1) x[8 * V + i] = i % 3 ? NAN : -INFINITY;
+            }
+            for (int r = 0; r < N_ROWS; r++) {
+                float best = -INFINITY;
+                want[r] = -1;
+                for (int i = 0; i < V; i++)
+                    if (x[r * V + i] > best) best = x[r * V + i], want[r] = i;
+            }
+            ids[N_ROWS] = 12345;
+            if (be->ops->alloc(be, &dev, n * sizeof *x, &e) < 0) fail_msg("%s", e.msg);
+            be->ops->upload(be, dev, x, n * sizeof *x);
+            for (int rows = 1; rows <= N_ROWS; rows += 4) { /* 1, 5, 9 */
+                memset(ids, 0x77, (size_t)rows * sizeof *ids);
+                if (be->ops->best(be, dev, rows, V, ids, &e) < 0) fail_msg("%s", e.msg);
+                for (int r = 0; r < rows; r++)
+                    if (ids[r] != want[r])
+                        fail_msg("%s: row %d of %d: %d, not %d", levels[l], r, V, ids[r], want[r]);
+                assert_int_equal(ids[N_ROWS], 12345);
+            }
+            be->ops->free(be, dev);
+            backend_close(&be);
+            free(x);
+        }
+}
+
 static void levels_are_named(void **state)
 {
     struct backend *be = NULL;
@@ -486,6 +532,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(chunks_and_threads_leave_the_bits),
         cmocka_unit_test(the_gate_is_right_at_every_level),
         cmocka_unit_test(experts_are_right_at_every_level),
+        cmocka_unit_test(the_largest_is_found),
         cmocka_unit_test(levels_are_named),
     };
     for (size_t i = 0; i < COUNT_OF(all_levels); i++) {

@@ -150,6 +150,9 @@ struct backend_ops {
     void (*moe)(struct backend *be, const struct moe_args *a);
     /* out[n, D] = x[rows[i]] (rows: host array, copied by the call) */
     void (*gather)(struct backend *be, float *out, const float *x, int D, const int32_t *rows, int n);
+    /* Of each row of logits[n, V] (dev) the column of the largest number, the lowest on ties, into ids[n] (host); -1 where
+     * nothing is larger than -inf. Waits for it. */
+    int (*best)(struct backend *be, const float *logits, int n, int V, int32_t *ids, struct err *e);
 
     struct backend_stats (*stats)(const struct backend *be);
     /* Takes about a second. */

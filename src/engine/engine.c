@@ -123,6 +123,7 @@ static int open_scratch(struct engine *en, struct err *e)
     TRY(alloc_floats(en, &en->logits, s.logits, e));
     TRY(mem_new(&en->host_logits, s.logits * sizeof(float), e));
     TRY(mem_new(&en->rows, (T > (size_t)s.head_rows ? T : (size_t)s.head_rows) * sizeof *en->rows, e));
+    TRY(mem_new(&en->best, (size_t)s.head_rows * sizeof *en->best, e));
     TRY(en->be->ops->kv_new(en->be, &en->kv, c->n_layers, en->n_pages, c->n_kv_heads, c->d_head, e));
     TRY(kv_pages_open(&en->pages, en->n_pages, e));
     TRY(sampler_open(&en->sampler, c->n_vocab, e));
@@ -184,6 +185,7 @@ void engine_close(struct engine **handle)
     sampler_close(&en->sampler);
     free(en->host_logits);
     free(en->rows);
+    free(en->best);
     free(en->running);
     free(en->step.seqs);
     free(en->step.ids);
@@ -342,11 +344,11 @@ static bool is_stop(const struct seq *s, int32_t id)
     return false;
 }
 
-/* Gives the request its next id, or ends it. */
-static void advance(struct engine *en, struct seq *s, const float *logits)
+/* Gives the request its next id, from the logits or, where they are NULL, the one that is best; or ends it. */
+static void advance(struct engine *en, struct seq *s, const float *logits, int32_t best)
 {
-    struct event ev;
-    if (!sample(en->sampler, &s->sampling, s->ids, s->len, s->n_prompt, logits, &ev)) {
+    struct event ev = {.id = best};
+    if (logits ? !sample(en->sampler, &s->sampling, s->ids, s->len, s->n_prompt, logits, &ev) : best < 0) {
         finish(en, s, FINISH_ERROR);
         return;
     }
@@ -375,6 +377,7 @@ int engine_step(struct engine *en, struct err *e)
 
     /* Sequences whose every id is computed now get the next one, from their last row. */
     int n = 0;
+    bool plain = true;
     for (int i = 0; i < st->batch.n_seqs; i++) {
         struct seq *s = st->seqs[i];
         if (s->done < s->len) continue;
@@ -382,12 +385,15 @@ int engine_step(struct engine *en, struct err *e)
             finish(en, s, FINISH_LENGTH);
             continue;
         }
+        plain &= sampling_is_plain(&s->sampling);
         en->rows[n] = st->seq_begin[i + 1] - 1;
         st->seqs[n++] = s;
     }
-    if (n > 0) TRY(forward_logits(en, en->rows, n, e));
-    else TRY(en->be->ops->sync(en->be, e));
-    for (int i = 0; i < n; i++) advance(en, st->seqs[i], en->host_logits + (size_t)i * (size_t)en->config.n_vocab);
+    if (n == 0) TRY(en->be->ops->sync(en->be, e));
+    else if (plain) TRY(forward_best(en, en->rows, n, e));
+    else TRY(forward_logits(en, en->rows, n, e));
+    for (int i = 0; i < n; i++)
+        advance(en, st->seqs[i], plain ? NULL : en->host_logits + (size_t)i * (size_t)en->config.n_vocab, en->best[i]);
 
     en->stats.steps++;
     *(st->prefill ? &en->stats.prefill_seconds : &en->stats.decode_seconds) += clock_now() - start;

@@ -116,6 +116,7 @@ struct engine {
     uint64_t next_id, next_order;
     struct step step;
     int32_t *rows; /* [head_rows] for gather */
+    int32_t *best; /* [head_rows] */
 
     struct event *events; /* ring */
     size_t ev_cap, ev_head, ev_len;
@@ -137,6 +138,8 @@ void seq_free(struct seq *s);
 void forward(struct engine *en);
 /* Logits of n <= head_rows rows of that output into en->host_logits[n, V]. */
 int forward_logits(struct engine *en, const int32_t *rows, int n, struct err *e) MUST_CHECK;
+/* The id of each row's largest logit into en->best[n]; -1 where none is a number. Nothing else leaves the device. */
+int forward_best(struct engine *en, const int32_t *rows, int n, struct err *e) MUST_CHECK;
 
 /* ------------------------------------------------------------------------------------------------ sampling (sample.c) */
 
@@ -145,6 +148,8 @@ int sampler_open(struct sampler **out, int n_vocab, struct err *e) MUST_CHECK;
 void sampler_close(struct sampler **s);
 /* Chooses the id at position n, after ids[n] (the first n_prompt are the prompt), from logits[V]. Fills ev->id, logprob,
  * n_top and top. False if no logit is a number to choose: damaged weights, not a matter of chance. */
+/* Whether p asks for the id of the largest logit and nothing more. */
+bool sampling_is_plain(const struct sampling *p);
 bool sample(struct sampler *s, const struct sampling *p, const int32_t *ids, int n, int n_prompt, const float *logits,
             struct event *ev);
 

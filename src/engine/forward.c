@@ -71,12 +71,23 @@ void forward(struct engine *en)
     }
 }
 
-int forward_logits(struct engine *en, const int32_t *rows, int n, struct err *e)
+static void head(struct engine *en, const int32_t *rows, int n)
 {
     const struct model_config *c = &en->config;
     const struct backend_ops *op = en->be->ops;
     op->gather(en->be, en->last, en->x, c->d_model, rows, n);
     op->linear(en->be, &(struct linear_args){
         .out = en->logits, .x = en->last, .norm = en->w.out_norm, .eps = c->rms_eps, .T = n, .w = en->w.head});
-    return op->download(en->be, en->host_logits, en->logits, (size_t)n * (size_t)c->n_vocab * sizeof(float), e);
+}
+
+int forward_logits(struct engine *en, const int32_t *rows, int n, struct err *e)
+{
+    head(en, rows, n);
+    return en->be->ops->download(en->be, en->host_logits, en->logits, (size_t)n * (size_t)en->config.n_vocab * sizeof(float), e);
+}
+
+int forward_best(struct engine *en, const int32_t *rows, int n, struct err *e)
+{
+    head(en, rows, n);
+    return en->be->ops->best(en->be, en->logits, n, en->config.n_vocab, en->best, e);
 }

@@ -203,13 +203,19 @@ static int cut(struct sampler *s, const struct sampling *p, const float *logits)
     return cut_at(s->cand, n, p, mass);
 }
 
+static bool reshapes(const struct sampling *p)
+{
+    return p->n_bias > 0 || p->temperature > 0 || (p->repetition_penalty > 0 && p->repetition_penalty != 1) ||
+           p->presence_penalty != 0 || p->frequency_penalty != 0;
+}
+
+bool sampling_is_plain(const struct sampling *p) { return !reshapes(p) && !p->logprobs; }
+
 bool sample(struct sampler *s, const struct sampling *p, const int32_t *ids, int n, int n_prompt, const float *logits,
             struct event *ev)
 {
     const float *from = logits;
-    bool reshaped = p->n_bias > 0 || p->temperature > 0 || (p->repetition_penalty > 0 && p->repetition_penalty != 1) ||
-                    p->presence_penalty != 0 || p->frequency_penalty != 0;
-    if (reshaped) {
+    if (reshapes(p)) {
         memcpy(s->work, logits, (size_t)s->n_vocab * sizeof *logits);
         for (int i = 0; i < p->n_bias; i++) s->work[p->bias[i].id] += p->bias[i].bias;
         penalise(s, p, ids, n, n_prompt, s->work);

@@ -324,6 +324,31 @@ static void cpu_gather(struct backend *be, float *out, const float *x, int D, co
     for (int i = 0; i < n; i++) memcpy(out + (size_t)i * (size_t)D, x + (size_t)rows[i] * (size_t)D, (size_t)D * sizeof *out);
 }
 
+struct best_job {
+    struct cpu *c;
+    const float *logits;
+    int n, V;
+    int32_t *ids;
+};
+
+static void best_rows(void *arg, int thread, int n_threads)
+{
+    struct best_job *j = arg;
+    int64_t i;
+    (void)thread, (void)n_threads;
+    while ((i = cpu_pool_take(j->c->pool, j->n)) >= 0) j->ids[i] = j->c->level.best(j->logits + i * j->V, j->V);
+}
+
+static int cpu_best(struct backend *be, const float *logits, int n, int V, int32_t *ids, struct err *e)
+{
+    struct cpu *c = cpu_of(be);
+    struct best_job job = {c, logits, n, V, ids};
+    TRY(cpu_sync(be, e));
+    if (n == 1) cpu_pool_run_alone(c->pool, best_rows, &job);
+    else cpu_pool_run(c->pool, best_rows, &job);
+    return OK;
+}
+
 static struct backend_stats cpu_stats(const struct backend *be) { return ((const struct cpu *)be)->stats; }
 
 /* ------------------------------------------------------------------------------------------------ open, close */
@@ -356,7 +381,7 @@ static const struct backend_ops cpu_ops = {
     .weight_new = cpu_weight_new, .weight_free = cpu_weight_free, .weight_bytes = cpu_weight_bytes,
     .kv_new = cpu_kv_new, .kv_free = cpu_kv_free, .kv_page_bytes = cpu_kv_page_bytes,
     .begin = cpu_begin, .embed = cpu_embed, .linear = cpu_linear, .gate = cpu_gate, .rope_kv = cpu_rope_kv,
-    .attend = cpu_attend, .moe = cpu_moe, .gather = cpu_gather,
+    .attend = cpu_attend, .moe = cpu_moe, .gather = cpu_gather, .best = cpu_best,
     .stats = cpu_stats, .limits = cpu_limits,
 };
 

@@ -154,6 +154,8 @@ struct cpu_level {
     /* acc[i][Dh] = acc[i] * keep[i] + sum over j in [from, to), ascending, of p[i][j] * v_j */
     void (*mix)(float *acc, int n, const float *keep, float (*p)[KV_PAGE], const void *v, bool wide, int from, int to, int Dh);
     void (*from_f16)(float *dst, const uint16_t *src, int64_t n);
+    /* The index of the largest number of x[0..n), the lowest on ties; -1 if none is larger than -inf. */
+    int32_t (*best)(const float *x, int n);
     void (*to_f16)(uint16_t *dst, const float *src, int64_t n);
     /* Sums `bytes` bytes (a multiple of 4096, aligned to 64) as words, as fast as they come. */
     uint64_t (*read)(const uint8_t *p, size_t bytes);

@@ -204,6 +204,25 @@ static void vec_from_f16(float *dst, const uint16_t *src, int64_t n)
     for (; i < n; i++) dst[i] = f16_to_f32(src[i]);
 }
 
+/* The largest of each run first: only the run that holds it is looked through. */
+static int32_t vec_best(const float *x, int n)
+{
+    enum { RUN = 1024 };
+    float best = -INFINITY;
+    int at = -1;
+    for (int from = 0; from < n; from += RUN) {
+        int to = n - from < RUN ? n : from + RUN, i = from;
+        v16 most = v16_set(-INFINITY);
+        for (; i + 16 <= to; i += 16) most = v16_max(v16_load(x + i), most); /* NaN in x: as before */
+        float top = v16_top(most);
+        for (; i < to; i++) top = x[i] > top ? x[i] : top;
+        if (top > best) best = top, at = from;
+    }
+    if (at < 0) return -1;
+    while (x[at] != best) at++;
+    return at;
+}
+
 static void vec_to_f16(uint16_t *dst, const float *src, int64_t n)
 {
     int64_t i = 0;
@@ -231,6 +250,7 @@ static void vec_fill(struct cpu_level *l)
     l->score = vec_score;
     l->softmax = vec_softmax;
     l->mix = vec_mix;
+    l->best = vec_best;
     l->to_f16 = vec_to_f16;
     l->from_f16 = vec_from_f16;
     l->peak_fp32 = vec_peak_fp32;

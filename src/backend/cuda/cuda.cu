@@ -375,6 +375,14 @@ static void cuda_gather(struct backend *be, float *out, const float *x, int D, c
     take_call(be, &k);
 }
 
+static int cuda_best(struct backend *be, const float *logits, int n, int V, int32_t *ids, struct err *e)
+{
+    struct cuda *c = cuda_of(be);
+    cu_graph_flush(c);
+    if (cu_grow(c, &c->best, &c->best_cap, (size_t)n * sizeof *c->best)) cu_best(c, logits, n, V, c->best);
+    return cuda_download(be, ids, c->best, (size_t)n * sizeof *ids, e);
+}
+
 /* ------------------------------------------------------------------------------------------------ open, close */
 
 static void cuda_close(struct backend *be)
@@ -386,7 +394,7 @@ static void cuda_close(struct backend *be)
     cu_tables_free(c);
     cu_heap_free(c);
     cu_lt_close(c);
-    void *all[] = {c->batch_dev, c->acts, c->acts_next, c->tmp, c->splits, c->attend_tmp, c->gather_rows, c->experts_read};
+    void *all[] = {c->batch_dev, c->acts, c->acts_next, c->tmp, c->splits, c->attend_tmp, c->gather_rows, c->experts_read, c->best};
     for (size_t i = 0; i < COUNT_OF(all); i++) cu_free(c, all[i]);
     if (c->batch_host) (void)cudaFreeHost(c->batch_host);
     if (c->gather_host) (void)cudaFreeHost(c->gather_host);
@@ -416,6 +424,7 @@ static const struct backend_ops cuda_ops = {
     .attend = cuda_attend,
     .moe = cuda_moe,
     .gather = cuda_gather,
+    .best = cuda_best,
     .stats = cu_stats,
     .limits = cu_limits,
 };

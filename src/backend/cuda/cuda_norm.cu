@@ -178,3 +178,44 @@ void cu_gather(struct cuda *c, float *out, const float *x, int D, int n)
     if (c->err.code || n == 0) return;
     cu_launch(c, "gather", gather_kernel, dim3((unsigned)n), COLUMN_THREADS, 0, out, x, D, c->gather_rows);
 }
+
+/* ------------------------------------------------------------------------------------------------ largest */
+
+enum { BEST_THREADS = 1024 };
+
+static __device__ __forceinline__ void take_better(float *v, int *at, float other, int from)
+{
+    if (from >= 0 && (*at < 0 || other > *v || (other == *v && from < *at))) *v = other, *at = from;
+}
+
+static __global__ void __launch_bounds__(BEST_THREADS) best_kernel(const float *logits, int V, int32_t *ids)
+{
+    __shared__ float value[32];
+    __shared__ int index[32];
+    const float *x = logits + (size_t)blockIdx.x * (size_t)V;
+    float v = -INFINITY;
+    int at = -1, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    for (int i = (int)threadIdx.x; i < V; i += BEST_THREADS)
+        if (x[i] > v) v = x[i], at = i;
+    for (int step = 16; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(0xFFFFFFFFu, v, step);
+        int from = __shfl_xor_sync(0xFFFFFFFFu, at, step);
+        take_better(&v, &at, other, from);
+    }
+    if (lane == 0) value[warp] = v, index[warp] = at;
+    __syncthreads();
+    if (warp > 0) return;
+    v = value[lane], at = index[lane];
+    for (int step = 16; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(0xFFFFFFFFu, v, step);
+        int from = __shfl_xor_sync(0xFFFFFFFFu, at, step);
+        take_better(&v, &at, other, from);
+    }
+    if (lane == 0) ids[blockIdx.x] = at;
+}
+
+void cu_best(struct cuda *c, const float *logits, int n, int V, int32_t *ids)
+{
+    best_kernel<<<(unsigned)n, BEST_THREADS, 0, c->stream>>>(logits, V, ids);
+    cu_launched(c, "largest logit");
+}

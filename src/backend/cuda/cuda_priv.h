@@ -94,6 +94,8 @@ struct cuda {
     float *tmp,
         *splits; /* gate: gate and up before the activation; products: sums of the blocks that share the columns */
     size_t tmp_cap, splits_cap;
+    int32_t *best; /* [n] of the last best */
+    size_t best_cap;
     float *attend_tmp; /* attention: partial results of the splits */
     size_t attend_cap;
     struct cu_moe_scratch *moe;
@@ -218,6 +220,8 @@ void cu_gate_act(struct cuda *c, const float *gu, int T, int F, float limit, flo
 void cu_embed(struct cuda *c, float *out, const struct bweight *w);
 /* rows: c->gather_rows */
 void cu_gather(struct cuda *c, float *out, const float *x, int D, int n);
+/* ids[n] (dev): see backend.h */
+void cu_best(struct cuda *c, const float *logits, int n, int V, int32_t *ids);
 void cu_rope_kv(struct cuda *c, const struct rope_kv_args *a);
 /* May leave the bf16 copy of its output in c->acts (acts_of, acts_K). */
 void cu_attend(struct cuda *c, const struct attend_args *a);
