@@ -136,6 +136,18 @@ static struct value f_indent(struct eval *ev, struct value v, const struct args 
     return v_str(out_take(&o));
 }
 
+/* Flags, width and precision at s[i..), in this order and no other, into spec: what printf takes. *n: characters of spec.
+ * Returns where they end. */
+static size_t take_spec(struct str s, size_t i, char spec[24], size_t *n)
+{
+    for (; i < s.len && s.p[i] && strchr("-+ 0#", s.p[i]) && *n < 6; i++) spec[(*n)++] = s.p[i];
+    for (; i < s.len && s.p[i] >= '0' && s.p[i] <= '9' && *n < 10; i++) spec[(*n)++] = s.p[i];
+    if (i >= s.len || s.p[i] != '.') return i;
+    spec[(*n)++] = s.p[i++];
+    for (; i < s.len && s.p[i] >= '0' && s.p[i] <= '9' && *n < 14; i++) spec[(*n)++] = s.p[i];
+    return i;
+}
+
 /* printf-style formatting: %s %r(no) %d %i %f %x and %%, with flags, width and precision. */
 static struct value f_format(struct eval *ev, struct value v, const struct args *a)
 {
@@ -149,7 +161,7 @@ static struct value f_format(struct eval *ev, struct value v, const struct args 
             out_str(ev, &o, str_sub(s, i, i + 1));
             continue;
         }
-        for (i++; i < s.len && strchr("-+ 0#.123456789", s.p[i]) && n < 12; i++) spec[n++] = s.p[i];
+        i = take_spec(s, i + 1, spec, &n);
         char c = i < s.len ? s.p[i] : 0;
         if (c == '%') {
             out_str(ev, &o, str_lit("%"));
@@ -168,8 +180,10 @@ static struct value f_format(struct eval *ev, struct value v, const struct args 
             return fail(ev, ERR_INPUT, "%%%c format: a number is required, not %s", c, kind_name(x.kind));
         double f = x.kind == V_FLOAT ? x.f : x.kind == V_INT ? (double)x.i : x.b;
         int64_t d = x.kind == V_FLOAT ? (int64_t)(fabs(x.f) < 9e18 ? x.f : 0) : x.kind == V_INT ? x.i : x.b;
-        long width = strtol(spec + 1 + strspn(spec + 1, "-+ 0#"), NULL, 10);
+        const char *point = strchr(spec, '.');
+        long width = strtol(spec + 1 + strspn(spec + 1, "-+ 0#"), NULL, 10), digits = point ? strtol(point + 1, NULL, 10) : 0;
         if (width > 200) return fail(ev, ERR_INPUT, "format width %ld is too large", width);
+        if (digits > 60) return fail(ev, ERR_INPUT, "format precision %ld is too large", digits);
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
         if (c == 'f' || c == 'e') {
