@@ -89,6 +89,7 @@ def test_more_threads_than_cores_work_and_are_named(hearth):
     (["--synthetic", SMALL, "--batch", ""], "--batch"),
     (["--synthetic", SMALL, "--batch", "1025"], "--batch 1025 is out of range"),
     (["--synthetic", SMALL, "--pp", "0"], "--pp"),
+    (["--synthetic", SMALL, "--pp", "4000"], "--pp 4000 and --tg 128 need 4138 positions, the model was made for 2048"),
 ])
 def test_what_is_refused(hearth, args, said):
     assert said in hearth.fails("bench", *args)

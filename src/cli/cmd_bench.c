@@ -223,10 +223,14 @@ static int bench_model(struct bench *b, const struct model *m, const struct batc
                        struct err *e)
 {
     struct engine_opts o = *backend;
+    int64_t most = model_config(m)->ctx_train, need = b->pp + b->tg + warm_steps(sizes->largest);
     int rc;
+    if (need > most)
+        return err_set(e, ERR_INPUT, "--pp %lld and --tg %lld need %lld positions, the model was made for %lld: choose less",
+                       (long long)b->pp, (long long)b->tg, (long long)need, (long long)most);
     o.chunk = (int)b->chunk;
     o.max_seqs = sizes->largest;
-    o.ctx = (int)(b->pp + b->tg) + warm_steps(sizes->largest);
+    o.ctx = (int)need;
     o.kv_tokens = (size_t)sizes->largest * size_round_up((size_t)o.ctx, KV_PAGE);
     TRY(engine_open(&b->en, m, &o, e));
     if ((rc = engine_limits(b->en, &b->limits, e)) < 0) return rc;
