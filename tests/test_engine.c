@@ -157,6 +157,33 @@ static void company_does_not_matter(void **state)
     }
 }
 
+/* Greedy requests that ask for nothing more need no logits on the host: alone, together, and beside one that does. */
+static void plain_greedy_is_greedy(void **state)
+{
+    enum { N = 5 };
+    struct answer want[N], got[N];
+    (void)state;
+    for (int i = 0; i < N; i++) want[i] = answer_alone((struct engine_opts){.backend.threads = 2}, i, 0);
+    for (int beside = 0; beside < 2; beside++) { /* the last one asks for probabilities */
+        struct engine *en = engine_of((struct engine_opts){.backend.threads = 2, .kv_tokens = 8192});
+        uint64_t ids[N];
+        memset(got, 0, sizeof got);
+        for (int i = 0; i < N; i++) {
+            int32_t prompt[PROMPT + 3];
+            struct request r = {.ids = prompt, .n_ids = prompt_of(i, prompt), .max_new = MAX_NEW};
+            struct err e;
+            if (beside && i == N - 1) ids[i] = submit(en, i, MAX_NEW, 0);
+            else if (engine_submit(en, &r, &ids[i], &e) < 0) fail_msg("%s", e.msg);
+        }
+        drive(en, ids, got, N);
+        for (int i = 0; i < N; i++) {
+            assert_int_equal(got[i].n, want[i].n);
+            assert_memory_equal(got[i].ids, want[i].ids, sizeof want[i].ids);
+        }
+        engine_close(&en);
+    }
+}
+
 struct seen {
     float rows[PROMPT + 3][TINY_VOCAB];
     int64_t n;
@@ -480,6 +507,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(company_does_not_matter),
+        cmocka_unit_test(plain_greedy_is_greedy),
         cmocka_unit_test(threads_and_chunks_do_not_matter),
         cmocka_unit_test(a_found_prefix_does_not_matter),
         cmocka_unit_test(preemption_does_not_matter),
