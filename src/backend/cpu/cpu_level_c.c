@@ -56,6 +56,11 @@ static inline v16 v16_max(v16 y, v16 x)
     v16 r;
     EACH(y.f[i] > x.f[i] ? y.f[i] : x.f[i]);
 }
+static inline v16 v16_larger(v16 x, v16 y)
+{
+    v16 r;
+    EACH(x.f[i] > y.f[i] ? x.f[i] : y.f[i]);
+}
 static inline float v16_sum(v16 x)
 {
     for (int step = 8; step > 0; step /= 2)

@@ -56,6 +56,7 @@ static inline void v16_to_f16(uint16_t *p, v16 x)
     _mm_storeu_si128((__m128i *)(void *)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 static inline __m128i load128(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)(const void *)p); }
+static inline v16 v16_larger(v16 x, v16 y) { return (v16){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 static inline float v16_sum(v16 x)
 {
     __m256 y = _mm256_add_ps(x.a, x.b);

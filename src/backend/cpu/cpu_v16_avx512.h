@@ -42,6 +42,7 @@ static inline void v16_to_f16(uint16_t *p, v16 x)
 }
 static inline __m128i load128(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)(const void *)p); }
 static inline __m256i load256(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
+static inline v16 v16_larger(v16 x, v16 y) { return _mm512_max_ps(x, y); }
 static inline float v16_sum(v16 x) { return _mm512_reduce_add_ps(x); }
 static inline float v16_top(v16 x) { return _mm512_reduce_max_ps(x); }
 static inline void v16_to_i8(int8_t *p, v16 x, uint8_t flip)

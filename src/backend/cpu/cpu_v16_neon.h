@@ -87,6 +87,11 @@ static inline v16 from_halves(uint16x8_t lo, uint16x8_t hi)
         {vcvt_f32_f16(vget_low_f16(a)), vcvt_high_f32_f16(a), vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)}};
 }
 static inline uint16x8_t load_u16(const uint8_t *p) { return vreinterpretq_u16_u8(vld1q_u8(p)); }
+static inline v16 v16_larger(v16 x, v16 y)
+{
+    for (int i = 0; i < 4; i++) x.v[i] = vmaxnmq_f32(x.v[i], y.v[i]);
+    return x;
+}
 static inline float v16_sum(v16 x)
 {
     float32x4_t y = vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3]));

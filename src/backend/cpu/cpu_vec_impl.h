@@ -1,5 +1,5 @@
 /* cpu_vec_impl: the vector pieces of a level over v16 (see cpu_linear_impl.h), and v16_add, v16_div, v16_min(y, x),
- * v16_max(y, x) (x NaN: NaN), v16_round (to nearest even), v16_pow2 (2^n of integers -126..127), v16_to_f16, and over the
+ * v16_max(y, x) (x NaN: NaN), v16_larger(x, y) (x NaN: y), v16_round (to nearest even), v16_pow2 (2^n of integers -126..127), v16_to_f16, and over the
  * lanes v16_sum (halves added to halves) and v16_top (the largest).
  * Sums over lanes go in one fixed order, so a row's numbers do not depend on where it is computed. */
 #include <math.h>
@@ -213,7 +213,7 @@ static int32_t vec_best(const float *x, int n)
     for (int from = 0; from < n; from += RUN) {
         int to = n - from < RUN ? n : from + RUN, i = from;
         v16 most = v16_set(-INFINITY);
-        for (; i + 16 <= to; i += 16) most = v16_max(v16_load(x + i), most); /* NaN in x: as before */
+        for (; i + 16 <= to; i += 16) most = v16_larger(v16_load(x + i), most);
         float top = v16_top(most);
         for (; i < to; i++) top = x[i] > top ? x[i] : top;
         if (top > best) best = top, at = from;
