@@ -101,6 +101,15 @@ struct backend_stats {
     uint64_t ops[BACKEND_UNITS];
 };
 
+/* What was asked between two times. */
+static inline struct backend_stats backend_stats_minus(struct backend_stats now, const struct backend_stats *before)
+{
+    now.weight_bytes -= before->weight_bytes;
+    now.kv_bytes -= before->kv_bytes;
+    for (int i = 0; i < BACKEND_UNITS; i++) now.ops[i] -= before->ops[i];
+    return now;
+}
+
 /* What the device does at best, measured when asked: reading memory far larger than its caches, and each unit's
  * multiply-adds on registers. */
 struct backend_limits {

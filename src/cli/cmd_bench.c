@@ -25,14 +25,6 @@ struct bench {
     json_t *rows; /* NULL: a table is printed */
 };
 
-static struct backend_stats minus(struct backend_stats a, const struct backend_stats *b)
-{
-    a.weight_bytes -= b->weight_bytes;
-    a.kv_bytes -= b->kv_bytes;
-    for (int i = 0; i < BACKEND_UNITS; i++) a.ops[i] -= b->ops[i];
-    return a;
-}
-
 /* ------------------------------------------------------------------------------------------------ ceilings */
 
 struct ceiling {
@@ -138,7 +130,7 @@ static int prefill(struct bench *b, int batch, struct measured *m, struct progre
         progress_add(p, (size_t)(engine_stats(b->en).prompt_tokens - done));
     } while (more);
     m->seconds = clock_now() - start;
-    m->work = minus(engine_stats(b->en).device, &before.device);
+    m->work = backend_stats_minus(engine_stats(b->en).device, &before.device);
     return OK;
 }
 
@@ -159,7 +151,7 @@ static int decode(struct bench *b, int batch, struct measured *m, struct progres
     }
     m->seconds = clock_now() - start;
     struct engine_stats after = engine_stats(b->en);
-    m->work = minus(after.device, &before.device);
+    m->work = backend_stats_minus(after.device, &before.device);
     if (after.new_tokens - before.new_tokens != (uint64_t)(b->tg * batch))
         return err_set(e, ERR_INPUT, "%llu tokens came from %lld steps of %d sequences: the run is not what was asked",
                        (unsigned long long)(after.new_tokens - before.new_tokens), (long long)b->tg, batch);
@@ -248,8 +240,7 @@ static int bench_model(struct bench *b, const struct model *m, const struct batc
 
 struct kernel_list {
     json_t *rows;
-    const char *device; /* of the row before */
-    struct buf last;
+    struct buf last; /* the device of the row before */
 };
 
 static void kernel_seen(void *user, const struct kernel_time *t, const struct backend_limits *l)

@@ -63,9 +63,7 @@ static int time_call(struct bench *b, const struct call *k, struct kernel_time *
     qsort(seconds, (size_t)n, sizeof *seconds, by_size);
     t->seconds = seconds[n / 2];
     t->device = b->be->name;
-    t->work.weight_bytes = after.weight_bytes - before.weight_bytes;
-    t->work.kv_bytes = after.kv_bytes - before.kv_bytes;
-    for (int i = 0; i < BACKEND_UNITS; i++) t->work.ops[i] = after.ops[i] - before.ops[i];
+    t->work = backend_stats_minus(after, &before);
     b->seen(b->user, t, &b->limits);
     return OK;
 }

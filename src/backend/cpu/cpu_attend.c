@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend_priv.h"
 #include "cpu_priv.h"
 
 enum { MAX_DH = 256 };
@@ -247,17 +248,6 @@ static void cut_blocks(struct attend_job *j)
     }
 }
 
-static void count_attention(struct cpu *c, const struct attend_args *a)
-{
-    for (int t = 0; t < c->T; t++) {
-        uint64_t keys = (uint64_t)c->row_pos[t] + 1, width = (uint64_t)a->Dh;
-        if (a->window > 0 && keys > (uint64_t)a->window) keys = (uint64_t)a->window;
-        c->stats.ops[UNIT_FP32] += 4 * keys * width * (uint64_t)a->H;
-        bool last = t + 1 == c->T || c->row_seq[t + 1] != c->row_seq[t];
-        if (last) c->stats.kv_bytes += 2 * sizeof(uint16_t) * keys * width * (uint64_t)a->Hk;
-    }
-}
-
 void cpu_attend(struct backend *be, const struct attend_args *a)
 {
     struct cpu *c = (struct cpu *)be;
@@ -273,7 +263,7 @@ void cpu_attend(struct backend *be, const struct attend_args *a)
         return;
     job.scratch = c->tmp;
     cut_blocks(&job);
-    count_attention(c, a);
+    backend_count_attention(&c->stats, UNIT_FP32, c->T, c->row_seq, c->row_pos, a->window, a->H, a->Hk, a->Dh);
     /* One short context is done before another thread would have woken. */
     if (c->T == 1 && c->row_pos[0] < 64) cpu_pool_run_alone(c->pool, attend_some, &job);
     else cpu_pool_run(c->pool, attend_some, &job);

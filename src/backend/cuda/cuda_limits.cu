@@ -152,19 +152,6 @@ static void count_product(struct cuda *c, const struct bweight *w, int64_t T, bo
     c->stats.ops[0] += 2 * (uint64_t)w->rows * (uint64_t)w->cols * (uint64_t)T;
 }
 
-static void count_attention(struct cuda *c, const struct cu_call *k)
-{
-    uint64_t H = (uint64_t)k->n[0], Hk = (uint64_t)k->n[1], width = (uint64_t)k->n[2];
-    int window = k->n[4];
-    for (int t = 0; t < c->T; t++) {
-        uint64_t keys = (uint64_t)c->host_pos[t] + 1;
-        if (window > 0 && keys > (uint64_t)window) keys = (uint64_t)window;
-        c->stats.ops[0] += 4 * keys * width * H;
-        bool last = t + 1 == c->T || c->host_seq[t + 1] != c->host_seq[t];
-        if (last) c->stats.kv_bytes += 2 * sizeof(uint16_t) * keys * width * Hk;
-    }
-}
-
 static void count_experts(struct cuda *c, const struct cu_call *k)
 {
     const struct bweight *const *up = (const struct bweight *const *)k->p[5];
@@ -184,7 +171,9 @@ void cu_count(struct cuda *c, const struct cu_call *k)
     switch (k->op) {
     case CU_LINEAR:
     case CU_GATE: count_product(c, (const struct bweight *)k->p[4], k->n[0], true); break;
-    case CU_ATTEND: count_attention(c, k); break;
+    case CU_ATTEND:
+        backend_count_attention(&c->stats, 0, c->T, c->host_seq, c->host_pos, k->n[4], k->n[0], k->n[1], k->n[2]);
+        break;
     case CU_MOE: count_experts(c, k); break;
     default: break;
     }
